@@ -1,0 +1,169 @@
+"""The contracts between worlds, brains and learning.
+
+N is the number of worlds, always the first axis. Tensors are float32 unless said; masks are bool [N]. Nothing here
+has a base class: whatever has these methods fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Obs = dict[str, Tensor]
+"""Observation groups by name, each [N, ...]: `policy`, `critic`, optionally `rgb`."""
+
+
+class Engine(Protocol):
+    """Physics of N copies of one MJCF model, nothing else."""
+
+    num_worlds: int
+    device: torch.device
+    timestep: float
+    signature: str
+
+    def read(self, name: str) -> Tensor:
+        """A float32 copy [N, ...] of a MuJoCo field.
+
+        Position- and velocity-dependent fields and sensors are those of the present state; acceleration-dependent
+        ones (force sensors, contact forces) are those of the last substep.
+        """
+        ...
+
+    def write(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Write a state or control field [N, ...] in the worlds of `mask` (None: all).
+
+        A world whose values are not finite keeps its old ones and raises its `BAD_WRITE` health bit.
+        """
+        ...
+
+    def step(self, substeps: int) -> None:
+        """Advance every world by `substeps` time steps."""
+        ...
+
+    def forward(self, mask: Tensor | None = None) -> None:
+        """Make the derived fields of the worlds of `mask` follow their state, without advancing time."""
+        ...
+
+    def get_state(self) -> Tensor:
+        """Complete, opaque state rows [N, S] in the engine's own dtype: restoring one and stepping is bit-exact on CPU."""
+        ...
+
+    def set_state(self, rows: Tensor, mask: Tensor | None = None) -> None:
+        """Restore the rows [N, S] of the worlds of `mask`, clear their health and forward them; touches no other."""
+        ...
+
+    def parameters(self, name: str) -> Tensor:
+        """Per-world values of a model field (mass, friction, gains), live [N, ...]; `commit` makes them effective."""
+        ...
+
+    def commit(self, mask: Tensor | None = None) -> None:
+        """Make written parameters effective in the worlds of `mask`, derived constants included, and forward them."""
+        ...
+
+    def health(self) -> Tensor:
+        """int32 [N]: 0 is healthy; bits are named in `embodied.sim.engines.HEALTH_BITS`."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses which reset configuration each world starts from."""
+
+    def sample(self) -> Tensor:
+        """One slot a world, int64 [N]; the caller uses those it needs."""
+        ...
+
+    def record(self, slots: Tensor, success: Tensor, valid: Tensor, episode_return: Tensor) -> None:
+        """Outcomes of episodes: slots int64 [N], success bool [N], valid bool [N] (False: not recorded), return [N]."""
+        ...
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Scalars (0-d tensors) that show what the sampler does, without the `sampler/` prefix."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class VecEnv(Protocol):
+    """N worlds as a learning problem, with same-step autoreset."""
+
+    num_worlds: int
+    device: torch.device
+    action_size: int
+    obs_sizes: dict[str, int]
+    max_episode_steps: int
+
+    def reset(self, seed: int) -> Obs: ...
+
+    def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Take action [N, A] in [-1, 1] (clipped here) and return obs, reward [N], terminated [N], truncated [N], info.
+
+        `info` holds `final_obs` (dense copy of the true last observation; equals obs where nothing ended), the masks
+        `success`, `failure`, `invalid` [N], and `episode`: `ended` bool [N] (complete episodes of the policy's doing),
+        `return` [N], `length` int64 [N].
+        """
+        ...
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Scalars (0-d tensors) with their full names: `sampler/*`, `health/*`."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Obs:
+        """Restore, and return the present observation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a policy did: action [N, H, A] (H = 1 for step policies), log_prob [N], what scores it again, its memory."""
+
+    action: Tensor
+    log_prob: Tensor
+    trace: Any
+    carry: Any = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a policy thinks of recorded actions: log_prob [N], entropy [N], other terms by name."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    extras: dict[str, Tensor]
+
+
+class Policy(Protocol):
+    """A brain. With unchanged weights `evaluate(obs, act(obs).trace)` returns the recorded log_prob exactly."""
+
+    def act(self, obs: Obs, carry: Any = None, deterministic: bool = False) -> Step: ...
+
+    def evaluate(self, obs: Obs, trace: Any, carry: Any = None, starts: Tensor | None = None) -> Score: ...
+
+
+class Learner(Protocol):
+    """Learns from a stream of transitions. The trainer calls act, observe `steps_per_iteration` times, then update."""
+
+    steps_per_iteration: int
+
+    def act(self, obs: Obs) -> Tensor:
+        """Action [N, A] to execute, and remember what is needed to learn from it."""
+        ...
+
+    def observe(self, obs: Obs, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
+        """The consequence of the last `act`: the arguments are what `VecEnv.step` returned."""
+        ...
+
+    def update(self) -> dict[str, Tensor]:
+        """Learn from what was observed since the last update; scalars (0-d tensors, still on the device) by name."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
