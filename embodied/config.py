@@ -40,7 +40,7 @@ class EvalOptions:
 
 
 @dataclass
-class CheckpointOptions:
+class SaveOptions:
     """Checkpoints."""
 
     every: int = 10  # iterations between them; also at the end and on Ctrl-C
@@ -58,7 +58,7 @@ class RunConfig:
     sim: SimOptions = field(default_factory=SimOptions)
     budget: BudgetOptions = field(default_factory=BudgetOptions)
     eval: EvalOptions = field(default_factory=EvalOptions)
-    checkpoint_options: CheckpointOptions = field(default_factory=CheckpointOptions)
+    save: SaveOptions = field(default_factory=SaveOptions)
     seed: int = 0
     episodes: int = 500
     device: str = "cpu"
