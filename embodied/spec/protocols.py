@@ -6,7 +6,7 @@ has a base class: whatever has these methods fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,12 @@ class Engine(Protocol):
     device: torch.device
     timestep: float
     signature: str
+    default_row: Tensor
+    """The state row [1, S] of a fresh world, parameters nominal."""
+
+    def bind(self, names: Sequence[str]) -> None:
+        """Name the fields that `read` will be asked for, before stepping."""
+        ...
 
     def read(self, name: str) -> Tensor:
         """A float32 copy [N, ...] of a MuJoCo field.
@@ -52,8 +58,11 @@ class Engine(Protocol):
         """Complete, opaque state rows [N, S] in the engine's own dtype: restoring one and stepping is bit-exact on CPU."""
         ...
 
-    def set_state(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Restore the rows [N, S] of the worlds of `mask`, clear their health and forward them; touches no other."""
+    def set_state(self, rows: Tensor, mask: Tensor | None = None, index: Tensor | None = None) -> None:
+        """Restore rows in the worlds of `mask`, clear their health and forward them; touches no other world.
+
+        World i gets `rows[i]`, or `rows[index[i]]` of a table of rows [*, S]: a reset then never gathers N full rows.
+        """
         ...
 
     def parameters(self, name: str) -> Tensor:

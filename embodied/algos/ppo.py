@@ -1,0 +1,310 @@
+"""Proximal policy optimisation (Schulman et al. 2017) for many parallel worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, masked_mean, value_loss
+from embodied.algos.returns import explained_variance, gae, normalise
+from embodied.algos.rollout import Rollout
+from embodied.policies.gaussian import Critic, GaussianPolicy
+from embodied.policies.normaliser import sum_over_ranks
+from embodied.spec.errors import BadInput, Fault
+from embodied.spec.protocols import Obs
+from embodied.spec.registry import register
+
+RATE_BOUNDS = (1e-5, 1e-2)  # of the adaptive learning rate
+
+
+@dataclass
+class PPOOptions:
+    """Proximal policy optimisation."""
+
+    num_steps: int = 24  # steps of every world between updates
+    gamma: float = 0.99  # discount a step
+    lam: float = 0.95  # of generalised advantage estimation
+    epochs: int = 4  # passes over the batch an update
+    minibatch_size: int | None = None  # transitions (on each rank); null: a quarter of the batch
+    learning_rate: float = 1e-3  # of the critic, and the policy's first
+    desired_kl: float | None = 0.01  # the policy's learning rate follows it; null: fixed rate
+    clip: float = 0.2  # of the probability ratio
+    entropy: float = 0.005  # bonus on the entropy summed over actions; for about 6 of them
+    value_coef: float = 1.0  # weight of the critic's loss
+    max_grad_norm: float = 1.0  # of the policy's and the critic's gradients, each
+    critic_hidden: list[int] = field(default_factory=lambda: [128, 128])
+
+
+@register("algo", "ppo", PPOOptions)
+class PPO:
+    """Proximal policy optimisation with generalised advantages, an asymmetric critic and a rate that follows the KL.
+
+    Time limits are bootstrapped from V(final observation). Normalisers change only after an update, with the rollout's
+    observations, so that the first ratio is exactly 1. Over several ranks gradients are averaged and statistics merged.
+
+    Args:
+        options: see `PPOOptions`.
+        policy: moved to `device`; its action noise is seeded here.
+        obs_sizes: width of each observation group; `policy` and `critic` are read.
+        action_size: A.
+        num_worlds: N, of this rank.
+        device: where everything lives.
+        seed: of action noise, critic weights and permutations; every rank gets the same and draws its own noise.
+
+    Raises:
+        BadInput: see `validate`.
+    """
+
+    def __init__(
+        self,
+        options: PPOOptions,
+        policy: GaussianPolicy,
+        obs_sizes: Mapping[str, int],
+        action_size: int,
+        num_worlds: int,
+        device: torch.device | str,
+        seed: int,
+    ) -> None:
+        self.validate(options, num_worlds)
+        self.options = options
+        self.steps_per_iteration = options.num_steps
+        self.device = torch.device(device)
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        noise_seed, permutation_seed, critic_seed = (
+            int(s) for s in np.random.SeedSequence([seed, rank]).generate_state(3)
+        )
+        self.policy = policy.to(self.device)
+        self.policy.seed(noise_seed)
+        self.generator = torch.Generator(self.device).manual_seed(permutation_seed)
+        draw = torch.Generator().manual_seed(critic_seed)
+        self.critic = Critic(obs_sizes, options.critic_hidden, generator=draw).to(self.device)
+        self.rollout = Rollout(
+            options.num_steps,
+            num_worlds,
+            {group: obs_sizes[group] for group in ("policy", "critic")},
+            action_size,
+            self.device,
+        )
+        batch = options.num_steps * num_worlds
+        size = options.minibatch_size or max(batch // 4, 1)
+        self.num_minibatches = -(-batch // size)
+        # 0-d tensors: adapting the rate needs no host read
+        self.learning_rate = torch.tensor(options.learning_rate, device=self.device)
+        self._policy_parameters = list(self.policy.parameters())
+        self._critic_parameters = list(self.critic.parameters())
+        self.optimiser = torch.optim.Adam(
+            [
+                {"params": self._policy_parameters, "lr": self.learning_rate},
+                {"params": self._critic_parameters, "lr": self.learning_rate.clone()},
+            ],
+            fused=True,
+        )
+        if rank_count() > 1:
+            for x in (*self._policy_parameters, *self._critic_parameters):
+                dist.broadcast(x.data, src=0)
+
+    @staticmethod
+    def validate(options: PPOOptions, num_worlds: int) -> None:
+        """Check the options before anything is built.
+
+        Raises:
+            BadInput: an option outside its range, or a minibatch larger than the batch.
+        """
+        batch = options.num_steps * num_worlds
+        ranges: list[tuple[str, bool, str]] = [
+            ("num_steps", options.num_steps >= 1, "at least 1"),
+            ("gamma", 0 <= options.gamma < 1, "in [0, 1)"),
+            ("lam", 0 <= options.lam <= 1, "in [0, 1]"),
+            ("epochs", options.epochs >= 1, "at least 1"),
+            ("learning_rate", options.learning_rate > 0, "above 0"),
+            ("desired_kl", options.desired_kl is None or options.desired_kl > 0, "above 0, or null for a fixed rate"),
+            ("clip", options.clip > 0, "above 0"),
+            ("entropy", options.entropy >= 0, "0 or more"),
+            ("value_coef", options.value_coef > 0, "above 0"),
+            ("max_grad_norm", options.max_grad_norm > 0, "above 0"),
+            ("critic_hidden", all(width >= 1 for width in options.critic_hidden), "widths of at least 1"),
+            (
+                "minibatch_size",
+                options.minibatch_size is None or 1 <= options.minibatch_size <= batch,
+                f"from 1 to the batch of {batch} transitions ({options.num_steps} steps of {num_worlds} worlds), "
+                "or null for a quarter of it",
+            ),
+        ]
+        for name, good, expected in ranges:
+            if not good:
+                raise BadInput(f"algo.{name}={getattr(options, name)}: expected {expected}")
+
+    def act(self, obs: Obs) -> Tensor:
+        """Sampled action [N, A] clipped to [-1, 1]; what is learned from is the one before clipping."""
+        step = self.policy.act(obs)
+        action = step.action[:, 0]
+        self.rollout.begin(obs, action, step.log_prob)
+        return action.clamp(-1, 1)
+
+    @torch.no_grad()
+    def observe(self, obs: Obs, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
+        """Store what came of the last `act`; the arguments are what `VecEnv.step` returned."""
+        invalid = info["invalid"]
+        next_value = self.critic(info["final_obs"])
+        self.rollout.finish(reward, next_value, terminated, terminated | truncated | invalid, ~invalid)
+
+    def update(self) -> dict[str, Tensor]:
+        """Learn from a full rollout, and forget it.
+
+        Reads the host twice: that the rollout is finite, before anything changes; that the losses were, at the end.
+
+        Raises:
+            Fault: the rollout holds a value that is not finite (the weights are unchanged), or the update diverged
+                (the weights are spoilt; the last checkpoint is good).
+        """
+        options, rollout = self.options, self.rollout
+        if not rollout.full:
+            raise RuntimeError(f"update after {rollout.step} of {options.num_steps} steps")
+        with torch.no_grad():
+            value = torch.stack([self.critic({"critic": x}) for x in rollout.obs["critic"]])
+        valid = rollout.valid
+        advantage = gae(
+            rollout.reward,
+            value,
+            rollout.next_value,
+            rollout.terminated,
+            rollout.ended,
+            options.gamma,
+            options.lam,
+            valid,
+        )
+        self._check_rollout(value, advantage)
+        returns = advantage + value
+        self.critic.update_returns(returns.flatten(), valid.flatten())
+        batch = {group: x.flatten(0, 1) for group, x in rollout.obs.items()}
+        batch["action"] = rollout.action.flatten(0, 1)
+        batch["log_prob"] = rollout.log_prob.flatten()
+        batch["advantage"] = normalise(advantage, valid).flatten()
+        batch["target"] = self.critic.normalise(returns).flatten()
+        batch["valid"] = valid.flatten()
+
+        history: list[Tensor] = []
+        names: tuple[str, ...] = ()
+        for _ in range(options.epochs):
+            order = torch.randperm(valid.numel(), generator=self.generator, device=self.device)
+            for index in order.tensor_split(self.num_minibatches):
+                metrics = self._learn({name: x.index_select(0, index) for name, x in batch.items()})
+                names = tuple(metrics)
+                history.append(torch.stack(list(metrics.values())))
+        rows = sum_over_ranks(torch.stack(history)) / rank_count()
+        metrics = dict(zip(names, rows.mean(0), strict=True))
+        if options.desired_kl is not None:
+            # once an update, from its last pass: how far the policy moved in all; single minibatches are too noisy
+            moved = rows[-self.num_minibatches :, names.index("kl")].mean()
+            self.learning_rate.copy_(adapted_rate(self.learning_rate, moved, options.desired_kl, RATE_BOUNDS))
+        self.policy.update_normaliser(batch, batch["valid"])
+        self.critic.update_normaliser(batch, batch["valid"])
+        rollout.clear()
+        if not bool(rows.isfinite().all()):
+            bad = [name for name, x in metrics.items() if not bool(x.isfinite())]
+            raise Fault(
+                f"the update diverged: {', '.join(bad)} is not finite, though the rollout was; the weights are spoilt, "
+                "resume from the last checkpoint with a lower algo.learning_rate"
+            )
+        metrics["lr"] = self.learning_rate.clone()
+        metrics["explained_variance"] = explained_variance(value, returns, valid)
+        return metrics
+
+    def _learn(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One gradient step on a minibatch; scalars by name."""
+        options, valid = self.options, batch["valid"]
+        score = self.policy.evaluate(dict(batch), batch)
+        log_ratio = score.log_prob - batch["log_prob"]
+        policy_loss = clipped_surrogate(log_ratio, batch["advantage"], valid, options.clip)
+        entropy = masked_mean(score.entropy, valid)
+        critic_loss = value_loss(self.critic.normalised_value(dict(batch)), batch["target"], valid)
+        self.optimiser.zero_grad()
+        (policy_loss - options.entropy * entropy + options.value_coef * critic_loss).backward()
+        average_gradients((*self._policy_parameters, *self._critic_parameters))
+        # apart, because a critic that is still far off would otherwise shrink the policy's step
+        grad_norm = nn.utils.clip_grad_norm_(self._policy_parameters, options.max_grad_norm)
+        nn.utils.clip_grad_norm_(self._critic_parameters, options.max_grad_norm)
+        self.optimiser.step()
+        with torch.no_grad():
+            return {
+                "policy_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy": entropy.detach(),
+                "kl": approx_kl(log_ratio, valid),
+                "clip_fraction": clip_fraction(log_ratio, valid, options.clip),
+                "grad_norm": grad_norm,
+                **{name: x.detach() for name, x in score.extras.items()},
+            }
+
+    def _check_rollout(self, value: Tensor, advantage: Tensor) -> None:
+        """Refuse a rollout that is not finite, naming the first cause.
+
+        Raises:
+            Fault: see there.
+        """
+        rollout = self.rollout
+        causes = {
+            "observation group 'policy'": rollout.obs["policy"],
+            "observation group 'critic'": rollout.obs["critic"],
+            "the reward": rollout.reward,
+            "the action": rollout.action,
+            "the log-probability of the action": rollout.log_prob,
+            "the critic's value": value,
+            "the critic's value of the final observation": rollout.next_value,
+            "the advantage": advantage,
+        }
+        # extremes carry NaN and inf along, and are far cheaper than isfinite of every element
+        extremes = torch.stack([torch.stack(x.aminmax()) for x in causes.values()])
+        finite = extremes.isfinite().all(-1).tolist()
+        for (cause, x), good in zip(causes.items(), finite, strict=True):
+            if not good:
+                step, world = (~x.isfinite()).nonzero()[0, :2].tolist()
+                raise Fault(
+                    f"{cause} is not finite, first at step {step} of the rollout in world {world}; "
+                    "nothing was learned from it and the weights are unchanged"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuing exactly needs, as tensors and plain data; live references, as in torch."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "generators": {"noise": self.policy.generator.get_state(), "permutation": self.generator.get_state()},
+            "rollout": self.rollout.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, on this learner's device."""
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        policy_group, critic_group = self.optimiser.param_groups
+        # the loaded rates are other tensors, perhaps on another device
+        self.learning_rate.copy_(policy_group["lr"])
+        policy_group["lr"] = self.learning_rate
+        critic_group["lr"] = critic_group["lr"].to(self.device)
+        self.policy.generator.set_state(state["generators"]["noise"].cpu())
+        self.generator.set_state(state["generators"]["permutation"].cpu())
+        self.rollout.load_state_dict(state["rollout"])
+
+
+def rank_count() -> int:
+    """Processes of a distributed run; 1 otherwise."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replace the gradients by their mean over all ranks, in one transfer."""
+    if rank_count() == 1:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = sum_over_ranks(torch.cat([g.flatten() for g in gradients])) / rank_count()
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))

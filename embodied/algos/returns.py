@@ -1,0 +1,68 @@
+"""Returns and advantages: pure functions over [T, N] tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.policies.normaliser import sum_over_ranks
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    gamma: float,
+    lam: float,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Generalised advantage estimates [T, N] (Schulman et al. 2016, equations 11 and 16).
+
+    The return that a critic should learn is `gae(...) + value`.
+
+    Args:
+        reward: of each step [T, N].
+        value: V of the observation acted on [T, N].
+        next_value: V of the observation that the step led to, before any reset [T, N]. A truncated episode is
+            bootstrapped from it; at a terminated one it may hold anything.
+        terminated: bool [T, N], the episode is over and worth nothing more.
+        ended: bool [T, N], nothing after this step belongs to its episode (terminated, truncated or invalid).
+        gamma: discount a step.
+        lam: weight of longer returns; 0 is one-step, 1 is Monte Carlo.
+        valid: bool [T, N]; elsewhere the advantage is 0 and the inputs may hold anything. None: everywhere.
+    """
+    advantage = reward + gamma * torch.where(terminated, 0.0, next_value) - value
+    if valid is not None:
+        advantage = torch.where(valid, advantage, 0.0)
+    weight = torch.where(ended, 0.0, gamma * lam)
+    for t in range(len(reward) - 2, -1, -1):
+        advantage[t].addcmul_(weight[t], advantage[t + 1])
+    return advantage
+
+
+def normalise(advantage: Tensor, valid: Tensor) -> Tensor:
+    """Advantages of mean 0 and standard deviation 1 over the valid ones of all ranks; 0 where not valid.
+
+    Args:
+        advantage: [T, N].
+        valid: bool [T, N].
+    """
+    kept = torch.where(valid, advantage, 0.0)
+    count = sum_over_ranks(valid.sum()).clamp(min=1)
+    mean = sum_over_ranks(kept.sum()) / count
+    kept = torch.where(valid, advantage - mean, 0.0)
+    std = (sum_over_ranks(kept.square().sum()) / count).sqrt()
+    return kept / (std + 1e-8)
+
+
+def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
+    """1 - Var(returns - value) / Var(returns) over the valid entries: 1 is a perfect critic, 0 a constant one."""
+    count = valid.sum().clamp(min=1)
+
+    def variance(x: Tensor) -> Tensor:
+        mean = torch.where(valid, x, 0.0).sum() / count
+        return torch.where(valid, x - mean, 0.0).square().sum() / count
+
+    return 1 - variance(returns - value) / variance(returns).clamp(min=1e-8)

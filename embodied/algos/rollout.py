@@ -1,0 +1,107 @@
+"""Storage of the transitions between two updates of an on-policy learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.spec.protocols import Obs
+
+
+class Rollout:
+    """T steps of N worlds, preallocated; filled by `begin` and `finish` in turn, without a host read.
+
+    Where a step is not valid (a numerical fault in its world) every float is stored as 0, so that a NaN there reaches
+    neither a loss nor its gradient nor a statistic, whatever the mask is later multiplied or selected with.
+
+    Attributes:
+        step: how many steps are complete.
+        pending: an action was stored whose outcome is not known yet.
+        obs: the groups [T, N, D] acted on.
+        action: as sampled, not clipped [T, N, A]; log_prob [T, N] is its log-probability then.
+        reward, next_value: of the outcome [T, N]; next_value is V of the true next observation.
+        terminated, ended, valid: bool [T, N]; `ended` includes truncated and invalid.
+    """
+
+    def __init__(
+        self, num_steps: int, num_worlds: int, obs_sizes: Mapping[str, int], action_size: int, device: torch.device
+    ) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(num_steps, num_worlds, *shape, dtype=dtype, device=device)
+
+        self.num_steps = num_steps
+        self.step = 0
+        self.pending = False
+        self.obs = {group: empty(size) for group, size in obs_sizes.items()}
+        self.action = empty(action_size)
+        self.log_prob = empty()
+        self.reward = empty()
+        self.next_value = empty()
+        self.terminated = empty(dtype=torch.bool)
+        self.ended = empty(dtype=torch.bool)
+        self.valid = empty(dtype=torch.bool)
+
+    @property
+    def full(self) -> bool:
+        """All T steps are complete."""
+        return self.step == self.num_steps
+
+    def begin(self, obs: Obs, action: Tensor, log_prob: Tensor) -> None:
+        """Copy what is acted on and the action [N, A] with its log-probability [N].
+
+        Raises:
+            RuntimeError: the rollout is full, or the outcome of the last action was not stored.
+        """
+        if self.full or self.pending:
+            raise RuntimeError("act, observe, ... until the rollout is full, then update: this act is out of turn")
+        for group, storage in self.obs.items():
+            storage[self.step].copy_(obs[group])
+        self.action[self.step].copy_(action)
+        self.log_prob[self.step].copy_(log_prob)
+        self.pending = True
+
+    def finish(self, reward: Tensor, next_value: Tensor, terminated: Tensor, ended: Tensor, valid: Tensor) -> None:
+        """Copy what came of it, each [N]; `next_value` is V of the true next observation.
+
+        Raises:
+            RuntimeError: no action was stored.
+        """
+        if not self.pending:
+            raise RuntimeError("observe without an act before it")
+        t = self.step
+        self.reward[t].copy_(reward)
+        self.next_value[t].copy_(next_value)
+        self.terminated[t].copy_(terminated)
+        self.ended[t].copy_(ended)
+        self.valid[t].copy_(valid)
+        invalid = ~valid
+        for storage in (self.log_prob, self.reward, self.next_value):
+            storage[t].masked_fill_(invalid, 0.0)
+        for storage in (self.action, *self.obs.values()):
+            storage[t].masked_fill_(invalid.unsqueeze(-1), 0.0)
+        self.step += 1
+        self.pending = False
+
+    def clear(self) -> None:
+        """Forget all steps; the storage is kept."""
+        self.step = 0
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("action", "log_prob", "reward", "next_value", "terminated", "ended", "valid")
+        return {f"obs/{group}": x for group, x in self.obs.items()} | {name: getattr(self, name) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far, a pending one included: next to nothing between an update and the next act."""
+        rows = self.step + self.pending
+        # cloned, because saving a view would save all that lies behind it
+        tensors = {name: x[:rows].clone() for name, x in self._tensors().items()}
+        return {"step": self.step, "pending": self.pending, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.step, self.pending = state["step"], state["pending"]
+        for name, x in self._tensors().items():
+            x[: self.step + self.pending].copy_(state["tensors"][name])

@@ -1,0 +1,244 @@
+"""The command line: `embodied <command> key=value ...`.
+
+Answers to `--help` must not wait for torch: nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from typing import TYPE_CHECKING
+
+from embodied import __version__
+from embodied.spec.errors import BadInput, Fault, nearest
+
+if TYPE_CHECKING:
+    from embodied.compose import Invocation
+
+RUNNERS = {
+    "train": "embodied.commands.train",
+    "eval": "embodied.commands.evaluate",
+    "play": "embodied.commands.play",
+    "bench sim": "embodied.commands.bench_sim",
+}
+"""The module of each command that takes a configuration; its `run(invocation)` does the work."""
+
+HELP = """\
+embodied: sim-to-real reinforcement learning for robots
+
+usage: embodied <command> key=value ...
+
+  train      train a policy for a task, then evaluate it
+  eval       success rate of a trained policy, with its confidence interval
+  play       recording and video of a trained policy
+  bench sim  speed of a task's simulation
+  tasks      the tasks that can be trained, and their options
+  doctor     check this machine and say how to mend it
+
+  embodied train task=assembly                  embodied <command> --help
+  embodied eval                                 embodied --version
+"""
+
+CONFIGURED = """
+  -m            run every combination of several values, in turn: -m seed=0,1,2 sampler=success_guided,uniform
+  --cfg job     print the resolved configuration as YAML and stop
+  EMBODIED_DEBUG=1 in the environment shows tracebacks
+"""
+
+RUN_KEYS = """
+  task=         what to learn; `embodied tasks` lists them           robot=franka
+  sampler=      how resets are drawn (success_guided)                policy=mlp  algo=ppo
+  task.* robot.* sampler.* policy.* algo.*      options of the above, shown by --cfg job
+
+  sim.num_worlds=1024       worlds in parallel       sim.engine=cpu  sim.threads=0 (every core)
+  seed=0                    of everything random     device=cpu
+"""
+
+HELPS = {
+    "train": f"""\
+usage: embodied train task=<task> key=value ...
+       embodied train resume=<run> budget.<bound>=value
+{RUN_KEYS}
+  budget.iterations= budget.env_steps= budget.minutes= budget.target_success=0.97     whichever comes first; null: none
+  eval.every=10  eval.episodes=200  eval.randomise=false     evaluations during training
+  episodes=500              of the final evaluation
+  save.every=10             iterations between checkpoints
+  out=runs/<task>/<date-time>-<seed>            folder of the run, must be new
+  resume=<run>              continue a run exactly where its last checkpoint left it
+{CONFIGURED}""",
+    "eval": f"""\
+usage: embodied eval checkpoint=<run> key=value ...
+
+  checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
+  episodes=500  seed=0  device=cpu  out=<folder>
+  task.* sim.* eval.*       change what the run was trained with
+{CONFIGURED}""",
+    "play": f"""\
+usage: embodied play checkpoint=<run> key=value ...
+
+  checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
+  episodes=  seed=0  device=cpu  out=<folder>
+  task.* sim.* eval.*       change what the run was trained with
+{CONFIGURED}""",
+    "bench sim": f"""\
+usage: embodied bench sim task=<task> key=value ...
+{RUN_KEYS}{CONFIGURED}""",
+    "tasks": "usage: embodied tasks\n\nLists the tasks that can be trained, and their options.\n",
+    "doctor": "usage: embodied doctor\n\nChecks this machine and says how to mend what is missing.\n",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0 done, 1 fault, 2 bad input, 130 interrupted."""
+    try:
+        code = _main(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()  # a closed pipe shows here, not after the last handler
+        return code
+    except BadInput as error:
+        return _failed(f"error: {error}", 2)
+    except Fault as error:
+        return _failed(f"fault: {error}", 1)
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130)
+    except BrokenPipeError:  # `embodied tasks | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the outermost frame: users get one line, whatever happened
+        return _failed(f"fault: {type(error).__name__}: {error} (EMBODIED_DEBUG=1 shows the traceback)", 1)
+
+
+def _main(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    if args[0] == "--version":
+        print(__version__)
+        return 0
+    command, args = _command(args)
+    if "-h" in args or "--help" in args:
+        print(HELPS[command], end="")
+        return 0
+    if command in RUNNERS:
+        return _configured(command, args)
+    if args:
+        raise BadInput(f"embodied {command} takes no arguments, got '{args[0]}'")
+    if command == "doctor":
+        from embodied.doctor import doctor
+
+        return doctor()
+    _tasks()
+    return 0
+
+
+def _command(args: list[str]) -> tuple[str, list[str]]:
+    """The command and what follows it."""
+    word, rest = args[0], args[1:]
+    if word == "bench":
+        kinds = [name.partition(" ")[2] for name in HELPS if name.startswith("bench ")]
+        if rest and rest[0] in ("-h", "--help"):
+            return "bench sim", rest
+        if not rest or rest[0] not in kinds:
+            hint = nearest(rest[0], kinds) if rest else f"embodied bench {kinds[0]} task=...; valid: {', '.join(kinds)}"
+            raise BadInput(f"unknown benchmark '{rest[0]}': {hint}" if rest else f"which benchmark? {hint}")
+        return f"bench {rest[0]}", rest[1:]
+    if word in HELPS:
+        return word, rest
+    if "=" in word:
+        raise BadInput(f"the command is missing before '{word}': embodied train {word}")
+    raise BadInput(f"unknown command '{word}': {nearest(word, {name.split()[0] for name in HELPS})}")
+
+
+def _configured(command: str, args: list[str]) -> int:
+    """Compose every job of a command, and only when all are sound print or run them."""
+    overrides, sweep, show = _flags(args)
+    # bit-exact resume needs a fixed number of MKL threads, which it reads once, when torch is imported
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        from embodied.compose import compose, to_yaml
+        from embodied.overrides import expand
+
+        if sweep:
+            jobs = [compose(command, words, job) for job, words in enumerate(expand(overrides))]
+            folders = [job.run_dir for job in jobs]
+            shared = next((folder for folder in folders if folders.count(folder) > 1), None)
+            if shared is not None:
+                raise BadInput(f"several jobs would write to {shared}: give out=, to which each appends its number")
+        else:
+            jobs = [compose(command, overrides)]
+    if show:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    for number, job in enumerate(jobs):
+        if sweep:
+            print(f"job {number + 1} of {len(jobs)}: {' '.join(job.overrides)}", flush=True)
+        code = _run(job)
+        if code != 0:
+            return code
+    return 0
+
+
+def _run(job: Invocation) -> int:
+    if job.checkpoint is not None and not any(word.startswith("checkpoint=") for word in job.overrides):
+        print(f"checkpoint={job.checkpoint} (the newest run)", flush=True)
+    return importlib.import_module(RUNNERS[job.command]).run(job) or 0
+
+
+def _flags(args: list[str]) -> tuple[list[str], bool, bool]:
+    """Overrides, whether to sweep, whether only to print the configuration."""
+    overrides, sweep, show = [], False, False
+    rest = iter(args)
+    for word in rest:
+        if word in ("-m", "--multirun"):
+            sweep = True
+        elif word in ("-c", "--cfg") or word.startswith("--cfg="):
+            value = word.partition("=")[2] if "=" in word else next(rest, "nothing")
+            if value != "job":
+                raise BadInput(f"--cfg takes 'job', got '{value}'")
+            show = True
+        elif word.startswith("-"):
+            name = word.lstrip("-").partition("=")[0] or "key"
+            raise BadInput(f"unknown flag '{word}': options are written {name}=value; flags: -m, --cfg job, --help")
+        else:
+            overrides.append(word)
+    return overrides, sweep, show
+
+
+def _tasks() -> None:
+    """Print the registered tasks: a table in a terminal, plain lines elsewhere."""
+    from embodied.compose import defaults
+    from embodied.config import CHOICES
+    from embodied.spec import registry
+
+    rows = []
+    for name in registry.names("task"):
+        entry = registry.find("task", name)
+        rows.append((name, entry.summary, CHOICES["robot"], defaults("task", name)))
+    if not sys.stdout.isatty():
+        for name, summary, robot, values in rows:
+            print(f"{name}: {summary}\n  robot={robot}", *values, sep="\n  ")
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("task", "what it is", "robot")
+    table.add_column("options", overflow="fold", min_width=44)
+    for name, summary, robot, values in rows:
+        table.add_row(name, summary, robot, escape("\n".join(values)))
+    Console().print(table)
+    print(f"embodied train task={rows[0][0]}")
+
+
+def _failed(line: str, code: int) -> int:
+    if os.environ.get("EMBODIED_DEBUG") == "1":
+        traceback.print_exc()
+    print(" ".join(line.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

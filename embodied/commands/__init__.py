@@ -1,0 +1,1 @@
+"""What the command line's commands do: each composes worlds, brains, learning and looking."""

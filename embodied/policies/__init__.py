@@ -1,0 +1,1 @@
+"""Brains: what turns observations into actions, and knows how likely an action was."""

@@ -1,0 +1,161 @@
+"""MuJoCo's own threaded batch of simulations on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch, SimulationError
+from torch import Tensor
+
+from embodied.sim.engines import HEALTH_BITS, model_signature
+from embodied.spec.registry import register
+
+_STATE_FIELDS = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "xfrc_applied", "mocap_pos", "mocap_quat")
+_WARNINGS = [int(getattr(mujoco.mjtWarning, name)) for name in ("mjWARN_INERTIA", "mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")]  # fmt: skip
+_OVERFLOWS = [int(getattr(mujoco.mjtWarning, name)) for name in ("mjWARN_CONTACTFULL", "mjWARN_CNSTRFULL")]
+
+
+@dataclass
+class CpuOptions:
+    """None: threads are chosen for all engines by sim.threads."""
+
+
+@register("engine", "cpu", CpuOptions)
+class CpuEngine:
+    """MuJoCo's C engine on CPU threads (mujoco.batch), float64, deterministic at any thread count."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: mujoco.MjModel, num_worlds: int, parameters: Sequence[str] = (), threads: int = 0) -> None:
+        """N copies of `model`, whose fields named in `parameters` may differ between worlds."""
+        # MuJoCo would reset a diverged world to its defaults and go on: it must be seen instead
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
+        self.model = model
+        self.num_worlds = num_worlds
+        self.timestep = float(model.opt.timestep)
+        self.signature = model_signature("cpu", mujoco.__version__, model)
+        self._batch = Batch(model, num_worlds, threads or (os.cpu_count() or 1))
+        self._parameters = {name: self._batch.expand(name) for name in parameters}
+        self._constant_inputs = bool(set(parameters) & set(mujoco.MjModel._setconst_inputs))
+        self._bits = np.zeros(num_worlds, np.int32)
+        self._seen = np.zeros_like(self._batch.warning)
+        self._state_size = self._batch.state.shape[1]
+        self._batch.forward()
+        self.default_row = self.get_state()[:1].clone()
+
+    def bind(self, names: Sequence[str]) -> None:
+        """Have the engine keep these fields for `read`; naming them before the first step avoids an extra pass."""
+        for name in names:
+            self._batch.bind(name)
+        self._batch.forward()
+
+    def read(self, name: str) -> Tensor:
+        """A float32 copy [N, ...] of a MuJoCo field; see `Engine.read` for what is current."""
+        return torch.from_numpy(np.ascontiguousarray(self._batch.bind(name), np.float32).copy())
+
+    def write(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Write a state or control field; rows that are not finite are refused and flagged."""
+        if name not in _STATE_FIELDS:
+            raise ValueError(f"'{name}' is not a state or control field: one of {', '.join(_STATE_FIELDS)}")
+        rows = values.numpy()
+        target = self._batch.bind(name)
+        if mask is None and np.isfinite(rows).all():
+            target[...] = rows
+            return
+        good = np.isfinite(rows).reshape(self.num_worlds, -1).all(1)
+        wanted = np.ones(self.num_worlds, bool) if mask is None else mask.numpy()
+        self._bits[wanted & ~good] |= HEALTH_BITS["bad_write"]
+        ids = np.flatnonzero(wanted & good)
+        target[ids] = rows[ids]
+
+    def step(self, substeps: int) -> None:
+        """Advance by `substeps`, then bring positions, velocities and their sensors up to the new state."""
+        self._guarded(lambda: self._batch.step(nstep=substeps, stage=mujoco.mjtStage.mjSTAGE_VEL.value))
+
+    def forward(self, mask: Tensor | None = None) -> None:
+        """Compute derived fields of the worlds of `mask`."""
+        ids = self._ids(mask)
+        if ids is None or len(ids):
+            self._guarded(lambda: self._batch.forward(ids))
+
+    def get_state(self) -> Tensor:
+        """State rows float64 [N, S]: MuJoCo's integration state, then the per-world parameters."""
+        blocks = [self._batch.state, *(p.reshape(self.num_worlds, -1) for p in self._parameters.values())]
+        return torch.from_numpy(np.concatenate(blocks, 1, dtype=np.float64))
+
+    def set_state(self, rows: Tensor, mask: Tensor | None = None, index: Tensor | None = None) -> None:
+        """Restore rows float64 [*, S]; rows that are not finite are refused and flagged."""
+        wanted = np.arange(self.num_worlds) if mask is None else np.flatnonzero(mask.numpy())
+        values = rows.numpy()[wanted if index is None else index.numpy()[wanted]]
+        good = np.isfinite(values).all(1)
+        self._bits[wanted] = np.where(good, 0, HEALTH_BITS["bad_write"])
+        ids, values = wanted[good], values[good]
+        if not len(ids):
+            return
+        self._batch.state[ids] = values[:, : self._state_size]
+        start = self._state_size
+        for parameter in self._parameters.values():
+            size = parameter[0].size
+            parameter[ids] = values[:, start : start + size].reshape(len(ids), *parameter.shape[1:])
+            start += size
+        self._commit(ids)
+        self._seen[ids] = self._batch.warning[ids]
+
+    def parameters(self, name: str) -> Tensor:
+        """Live per-world values of a model field, [N, ...] in the engine's dtype."""
+        return torch.from_numpy(self._parameters[name])
+
+    def commit(self, mask: Tensor | None = None) -> None:
+        """Make written parameters effective and forward."""
+        ids = np.arange(self.num_worlds) if mask is None else np.flatnonzero(mask.numpy())
+        if len(ids):
+            self._commit(ids)
+
+    def _commit(self, ids: np.ndarray) -> None:
+        if self._constant_inputs:
+            # set_const runs at the reference pose and must not disturb the warm start, which is state
+            self._batch.set_const(ids)
+        self._guarded(lambda: self._batch.forward(ids))
+
+    def health(self) -> Tensor:
+        """int32 [N] of `HEALTH_BITS`, standing until the world is restored."""
+        fresh = self._batch.warning != self._seen
+        if fresh.any():
+            self._bits[fresh[:, _WARNINGS].any(1)] |= HEALTH_BITS["engine_warning"]
+            self._bits[fresh[:, _OVERFLOWS].any(1)] |= HEALTH_BITS["overflow"]
+        finite = np.isfinite(self._batch.state.sum(1))
+        if not finite.all():
+            self._bits[~finite] |= HEALTH_BITS["not_finite"]
+        return torch.from_numpy(self._bits.copy())
+
+    def render(self, camera: str, ids: Sequence[int], width: int, height: int) -> Tensor:
+        """uint8 [n, H, W, 3] of the worlds `ids` through `camera`; creates a GL context at the first call only."""
+        if not hasattr(self, "_renderers"):
+            self._renderers: dict[tuple[int, int], mujoco.Renderer] = {}
+        renderer = self._renderers.get((width, height))
+        if renderer is None:
+            renderer = self._renderers[width, height] = mujoco.Renderer(self.model, height, width)
+        frames = np.empty((len(ids), height, width, 3), np.uint8)
+        for i, world in enumerate(ids):
+            model = self._batch.get_model(world)
+            data = self._batch.get_data(world)
+            mujoco.mj_forward(model, data)
+            renderer._model = model
+            renderer.update_scene(data, camera)
+            frames[i] = renderer.render()
+        return torch.from_numpy(frames)
+
+    def _ids(self, mask: Tensor | None) -> np.ndarray | None:
+        return None if mask is None else np.flatnonzero(mask.numpy())
+
+    def _guarded(self, call: object) -> None:
+        try:
+            call()  # type: ignore[operator]
+        except SimulationError as error:
+            # the failing worlds keep their state, the others ran to the end
+            self._bits[error.ids] |= HEALTH_BITS["engine_error"]

@@ -1,0 +1,201 @@
+"""The learning problem: an engine, a task and a reset sampler, N worlds at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.sim.engines import describe_health
+from embodied.sim.resets import ResetBank
+from embodied.spec.errors import BadInput
+from embodied.spec.protocols import Engine, Obs, Sampler
+
+
+class Task(Protocol):
+    """What a task must offer to be a learning problem; `state` and `readings` are dicts of tensors [N, ...]."""
+
+    name: str
+    substeps: int
+    max_episode_steps: int
+    action_size: int
+    obs_sizes: dict[str, int]
+    fields: tuple[str, ...]
+
+    def randomise(
+        self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool
+    ) -> dict[str, Tensor]: ...
+
+    def start(self, engine: Engine, factors: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]: ...
+
+    def command(
+        self, engine: Engine, action: Tensor, state: dict[str, Tensor], readings: dict[str, Tensor]
+    ) -> None: ...
+
+    def look(
+        self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
+
+    def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs: ...
+
+    def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]: ...
+
+    def bank_hash(self, signature: str) -> str: ...
+
+    def make_bank(self, engine: Engine) -> ResetBank: ...
+
+    def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor: ...
+
+
+def _choose(mask: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The new rows where `mask` is set, else the old ones."""
+    return {name: torch.where(mask if x.ndim == 1 else mask[:, None], x, old[name]) for name, x in new.items()}
+
+
+class WorldsEnv:
+    """`VecEnv` over an engine, a task and a sampler of reset configurations; see `embodied.spec.protocols.VecEnv`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        task: Task,
+        sampler: Sampler,
+        bank: ResetBank,
+        randomise: bool = True,
+        stagger: bool = True,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        """`randomise`: draw physics anew at each reset; `stagger`: spread the ends of first episodes, which record nothing."""
+        bank.check(engine.signature)
+        self.engine, self.task, self.sampler, self.bank = engine, task, sampler, bank
+        self.num_worlds, self.device = engine.num_worlds, engine.device
+        self.action_size, self.obs_sizes = task.action_size, task.obs_sizes
+        self.max_episode_steps = task.max_episode_steps
+        self._randomise, self._stagger, self._warn = randomise, stagger, warn
+        self._rows = bank.rows.to(engine.device)
+        self._generator = torch.Generator(engine.device)
+        self._all = torch.ones(self.num_worlds, dtype=torch.bool, device=engine.device)
+        engine.bind(task.fields)
+
+    def reset(self, seed: int) -> Obs:
+        """Start every world anew; the seed decides everything that follows."""
+        self._generator.manual_seed(seed)
+        count, device = self.num_worlds, self.device
+        self._steps = torch.zeros(count, dtype=torch.int64, device=device)
+        self._returns = torch.zeros(count, device=device)
+        # -1: an episode that records nothing
+        self._slots = torch.full((count,), -1, dtype=torch.int64, device=device)
+        self._invalid_total = torch.zeros((), dtype=torch.int64, device=device)
+        slots = self.sampler.sample()
+        self._state: dict[str, Tensor] = {}
+        self._begin(self._all, slots)
+        if self._stagger:
+            self._steps = torch.randint(self.max_episode_steps, (count,), generator=self._generator, device=device)
+        else:
+            self._slots = slots
+        truth, self._seen = self.task.look(self.engine, self._state, self._generator)
+        self._obs = self.task.observe(truth, self._seen, self._state)
+        return self._obs
+
+    def _begin(self, mask: Tensor, slots: Tensor) -> None:
+        """Put the worlds of `mask` at the configurations of their slots."""
+        self.engine.set_state(self._rows, mask, slots)
+        factors = self.task.randomise(self.engine, mask, self._generator, self._randomise)
+        fresh = self.task.start(self.engine, factors, self._generator)
+        self._state = _choose(mask, fresh, self._state) if self._state else fresh
+
+    def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Advance a control step; worlds that ended are already reset in the returned observation."""
+        engine, task = self.engine, self.task
+        bad_action = ~torch.isfinite(action).all(-1)
+        task.command(engine, torch.where(bad_action[:, None], 0.0, action), self._state, self._seen)
+        engine.step(task.substeps)
+        truth, seen = task.look(engine, self._state, self._generator)
+        final_obs = task.observe(truth, seen, self._state)
+        reward, success, failure = task.judge(truth, self._state)
+        health = engine.health()
+        self._steps += 1
+        invalid = (health != 0) | bad_action
+        success, failure = success & ~invalid, failure & ~invalid
+        terminated = success | failure
+        truncated = (self._steps >= self.max_episode_steps) & ~terminated & ~invalid
+        ended = terminated | truncated | invalid
+        # whatever a broken world says must not reach a learner
+        reward = torch.where(invalid, 0.0, reward)
+        final_obs = {name: torch.where(invalid[:, None], self._obs[name], value) for name, value in final_obs.items()}
+        self._returns += reward
+        recorded = self._slots >= 0
+        self.sampler.record(torch.where(ended, self._slots, -1), success, ~invalid, self._returns)
+        info: dict[str, Any] = {
+            "final_obs": final_obs,
+            "success": success,
+            "failure": failure | truncated,
+            "invalid": invalid,
+            "episode": {
+                "ended": ended & recorded & ~invalid,
+                "return": self._returns.clone(),
+                "length": self._steps.clone(),
+            },
+            "errors": task.errors(truth),
+        }
+        self._invalid_total += invalid.sum()
+        if self._warn is not None and engine.device.type == "cpu" and bool(invalid.any()):
+            self._report(invalid, health, bad_action)
+        slots = self.sampler.sample()
+        self._begin(ended, slots)
+        self._slots = torch.where(ended, slots, self._slots)
+        self._steps = torch.where(ended, 0, self._steps)
+        self._returns = torch.where(ended, 0.0, self._returns)
+        truth, self._seen = task.look(engine, self._state, self._generator)
+        self._obs = task.observe(truth, self._seen, self._state)
+        return self._obs, reward, terminated, truncated, info
+
+    def _report(self, invalid: Tensor, health: Tensor, bad_action: Tensor) -> None:
+        for world in torch.nonzero(invalid)[:4, 0].tolist():
+            cause = "non-finite action" if bad_action[world] else describe_health(int(health[world]))
+            self._warn(f"world {world}: {cause}; quarantined and reset (start {int(self._slots[world])})")  # type: ignore[misc]
+
+    def metrics(self) -> dict[str, Tensor]:
+        """What the sampler and the worlds' health look like: 0-d tensors."""
+        named = {f"sampler/{name}": value for name, value in self.sampler.metrics().items()}
+        return {**named, "health/invalid_total": self._invalid_total.float()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next."""
+        return {
+            "engine": self.engine.get_state(),
+            "signature": self.engine.signature,
+            "state": dict(self._state),
+            "seen": dict(self._seen),
+            "obs": dict(self._obs),
+            "steps": self._steps,
+            "returns": self._returns,
+            "slots": self._slots,
+            "invalid_total": self._invalid_total,
+            "generator": self._generator.get_state(),
+            "sampler": self.sampler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Obs:
+        """Restore, and return the present observation.
+
+        Raises:
+            BadInput: the state is of another engine, model or number of worlds.
+        """
+        if state["signature"] != self.engine.signature:
+            raise BadInput(f"environment state of engine '{state['signature']}', this one is '{self.engine.signature}'")
+        if state["engine"].shape[0] != self.num_worlds:
+            raise BadInput(f"environment state of {state['engine'].shape[0]} worlds, this one has {self.num_worlds}")
+        self.engine.set_state(state["engine"].to(self.device))
+        self._state = {name: value.to(self.device).clone() for name, value in state["state"].items()}
+        self._seen = {name: value.to(self.device).clone() for name, value in state["seen"].items()}
+        self._obs = {name: value.to(self.device).clone() for name, value in state["obs"].items()}
+        for name in ("steps", "returns", "slots", "invalid_total"):
+            setattr(self, f"_{name}", state[name].to(self.device).clone())
+        self._generator.set_state(state["generator"])
+        self.sampler.load_state_dict(state["sampler"])
+        return self._obs

@@ -1,0 +1,319 @@
+"""Insert a held part into a socket with sub-millimetre clearance, from nothing but success and failure.
+
+Frames. `socket` has its origin in the centre of the socket's mouth and z into the hole, so that it coincides in orientation
+with the tool's frame (`tcp`, at the part's tip, z out of the hand) when the part is inserted. The policy sees it with a bias
+drawn an episode and noise drawn a step; the critic sees the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
+from embodied.sim.resets import ResetBank
+from embodied.sim.tasks import assembly_starts
+from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, SIDES, PegGeometry, build_cell, wall_geoms
+from embodied.spec.errors import BadInput, nearest
+from embodied.spec.observe import command, observe, start_memory
+from embodied.spec.policy import ActionSpec, PolicySpec, Term
+from embodied.spec.protocols import Engine, Obs
+from embodied.spec.registry import register
+from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate_inverse, rotvec_to_quat
+
+PARTS = {"peg": PegGeometry()}
+CRITIC_EXTRA = 16  # privileged numbers beside the policy's terms, see `Assembly.observe`
+
+
+@dataclass
+class RandomiseOptions:
+    """Ranges of physics drawn anew from nominal at every training reset: factors, but for the delay."""
+
+    friction: list[float] = field(default_factory=lambda: [0.5, 1.6])
+    gains: list[float] = field(default_factory=lambda: [0.8, 1.2])
+    mass: list[float] = field(default_factory=lambda: [0.7, 1.3])
+    clearance: list[float] = field(default_factory=lambda: [0.8, 1.2])
+    delay: float = 0.5  # share of worlds whose commands act one control step late
+
+
+@dataclass
+class RewardOptions:
+    """Sparse reward and its regularisers (arXiv 2610.12465); a time-out is bootstrapped, so it is not charged as well."""
+
+    success: float = 100.0
+    action: float = 1e-5
+    action_rate: float = 1e-4
+    joint_velocity: float = 1e-4
+
+
+@dataclass
+class BankOptions:
+    """The reset bank: how many configurations, and which share of each kind."""
+
+    size: int = 8192
+    inserted: float = 0.3  # in the hole, log-uniform in the depth that remains
+    near: float = 0.4  # above the mouth, log-uniform from 0.3 to 30 mm
+    far: float = 0.3  # 30 to 100 mm from the mouth, as evaluation starts
+
+
+@dataclass
+class AssemblyOptions:
+    """Options of the task `assembly`."""
+
+    part: str = "peg"
+    clearance: float = 0.0005  # a side [m]
+    episode_s: float = 4.0
+    socket_range: float = 0.05  # the socket's position varies by so much in x and y [m]
+    socket_yaw: float = 20.0  # and its yaw by so much [degrees]
+    pose_bias: float = 0.0005  # sigma of the seen socket's position error, an episode [m]
+    pose_noise: float = 0.0001  # and a step [m]
+    yaw_bias: float = 0.3  # sigma of the seen socket's yaw error, an episode [degrees]
+    see_socket: bool = True  # false: the policy sees the cell's centre in place of the socket (a control experiment)
+    success_depth: float = 0.025  # [m]
+    success_tilt: float = 2.0  # [degrees]
+    success_penetration: float = 0.0003  # [m]
+    success_steps: int = 5  # control steps for which success must hold
+    randomise: RandomiseOptions = field(default_factory=RandomiseOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
+    bank: BankOptions = field(default_factory=BankOptions)
+
+
+def policy_spec(arm: Arm) -> PolicySpec:
+    """What the policy of this task sees and commands on `arm`."""
+    terms = (
+        Term("tip position", "position", "m", 0.05, frame="socket"),
+        Term("tip position, fine", "position", "m", 0.004, frame="socket", clip=1.5),
+        Term("tip rotation", "rotation", "rad", 0.2, frame="socket"),
+        Term("tip velocity", "linear_velocity", "m/s", 0.1, frame="socket"),
+        Term("tip angular velocity", "angular_velocity", "rad/s", 0.5, frame="socket"),
+        Term("wrist force", "force", "N", 10.0, frame="socket", clip=3.0),
+        Term("wrist torque", "torque", "N m", 1.0, frame="socket", clip=3.0),
+        Term("target lead", "target_position", "m", 0.01, frame="socket"),
+        Term("target turn", "target_rotation", "rad", 0.08, frame="socket"),
+        Term("last action", "last_action", "1", 1.0),
+    )
+    return PolicySpec("assembly", arm.spec, terms, ActionSpec("socket", translation=0.006, rotation=0.03))
+
+
+@register("task", "assembly", AssemblyOptions)
+class Assembly:
+    """Push a held part into a socket with half a millimetre of clearance, by sparse reward."""
+
+    name = "assembly"
+    parameters = ("pair_friction", "actuator_gainprm", "actuator_biasprm", "body_mass", "body_inertia", "geom_pos")
+    tag_names = ("inserted", "near", "far")
+    fields = ("sensordata", "qvel")
+
+    def __init__(self, options: AssemblyOptions, arm: Arm) -> None:
+        self.validate(options)
+        self.options, self.arm = options, arm
+        self.part = PARTS[options.part]
+        self.spec = policy_spec(arm)
+        self.substeps = arm.spec.substeps
+        self.max_episode_steps = round(options.episode_s / arm.spec.control_dt)
+        self.action_size = self.spec.action.size
+        self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + CRITIC_EXTRA}
+        self.model = build_cell(arm, self.part, options.clearance).compile()
+        self.sensors = {
+            self.model.sensor(i).name: slice(self.model.sensor_adr[i], self.model.sensor_adr[i] + self.model.sensor_dim[i])
+            for i in range(self.model.nsensor)
+        }
+        walls = [(self.model.geom(name).id, side) for side in SIDES for name in wall_geoms(side)]
+        outward = {"px": (1.0, 0.0), "nx": (-1.0, 0.0), "py": (0.0, 1.0), "ny": (0.0, -1.0)}
+        self._outward = torch.tensor([outward[side] for _, side in walls], dtype=torch.float64)
+        peg, every = self.model.body("peg").id, slice(None)
+        knobs = {
+            "friction": ("pair_friction", (every, slice(0, 2))),
+            "gains stiffness": ("actuator_gainprm", (every, 0)),
+            "gains bias": ("actuator_biasprm", (every, slice(1, 3))),
+            "mass": ("body_mass", (peg,)),
+            "mass inertia": ("body_inertia", (peg,)),
+            "clearance": ("geom_pos", (slice(walls[0][0], walls[-1][0] + 1), slice(0, 2))),
+        }
+        self._knobs = {
+            name: (field, where, torch.tensor(getattr(self.model, field)[where])) for name, (field, where) in knobs.items()
+        }
+
+    @staticmethod
+    def validate(options: AssemblyOptions) -> None:
+        """Refuse options that no world could be built from.
+
+        Raises:
+            BadInput: an unknown part or an impossible value.
+        """
+        if options.part not in PARTS:
+            raise BadInput(f"unknown task.part '{options.part}': {nearest(options.part, PARTS)}")
+        if not 0 < options.clearance <= 0.005:
+            raise BadInput(f"task.clearance={options.clearance} m a side: expected more than 0, at most 0.005")
+        if options.episode_s < 0.5:
+            raise BadInput(f"task.episode_s={options.episode_s}: expected at least 0.5 s")
+        bank = options.bank
+        shares = (bank.inserted, bank.near, bank.far)
+        if bank.size < 1 or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise BadInput(
+                f"task.bank: size {bank.size} must be positive, shares {shares} must not be negative and must add up to 1"
+            )
+        for name in ("friction", "gains", "mass", "clearance"):
+            low_high = getattr(options.randomise, name)
+            if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
+                raise BadInput(f"task.randomise.{name}={list(low_high)}: expected [low, high] with 0 < low <= high")
+
+    # -- worlds ------------------------------------------------------------------------------------------------------
+
+    def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
+        """Draw the physics of the worlds of `mask` from nominal (`on` false: set nominal) and commit them.
+
+        Returns:
+            Per-world factors [N] of friction, gains, mass, clearance, and delay in control steps [N].
+        """
+        ranges, count = self.options.randomise, engine.num_worlds
+
+        def draw(low_high: list[float]) -> Tensor:
+            uniform = torch.rand(count, generator=generator, device=engine.device)
+            return low_high[0] + (low_high[1] - low_high[0]) * uniform
+
+        factors = {name: draw(getattr(ranges, name)) for name in ("friction", "gains", "mass", "clearance")}
+        factors["delay"] = (torch.rand(count, generator=generator, device=engine.device) < ranges.delay).float()
+        if not on:
+            factors = {name: torch.full_like(f, 0.0 if name == "delay" else 1.0) for name, f in factors.items()}
+        self._set_physics(engine, mask, factors)
+        return factors
+
+    def _set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
+        for name, (field, where, nominal) in self._knobs.items():
+            live = engine.parameters(field)[(slice(None), *where)]
+            shape = (-1, *[1] * (live.ndim - 1))
+            factor = factors[name.split()[0]].to(live.dtype).view(shape)
+            nominal = nominal.to(live.device)
+            if field == "geom_pos":
+                values = nominal + (factor - 1.0) * self.options.clearance * self._outward.to(live.device)
+            else:
+                values = nominal * factor
+            live.copy_(torch.where(mask.view(shape), values, live))
+        engine.commit(mask)
+
+    # -- an episode --------------------------------------------------------------------------------------------------
+
+    def start(self, engine: Engine, factors: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """The task's own state at an episode's beginning, for every world; the caller keeps the rows it needs."""
+        count, device = engine.num_worlds, engine.device
+        socket_quat = quat_multiply(
+            engine.read("mocap_quat")[:, 0], torch.tensor(REFERENCE_QUAT, device=device).expand(count, 4)
+        )
+        state = {f"factor/{name}": value for name, value in factors.items()}
+        state["socket_pos"], state["socket_quat"] = engine.read("mocap_pos")[:, 0], socket_quat
+        state["bias_pos"] = self.options.pose_bias * torch.randn(count, 3, generator=generator, device=device)
+        yaw = math.radians(self.options.yaw_bias) * torch.randn(count, 1, generator=generator, device=device)
+        state["bias_yaw"] = torch.cat([torch.zeros(count, 2, device=device), yaw], -1)
+        state["seen_pos"], state["seen_quat"] = self._estimate(state)
+        state["held"] = torch.zeros(count, device=device)
+        truth = self._truth(engine, state)
+        state.update(start_memory(self.spec, truth))
+        state["action_rate"] = torch.zeros(count, device=device)
+        state["sent_pos"], state["sent_quat"] = truth["tcp_pos"], truth["tcp_quat"]
+        return state
+
+    def command(self, engine: Engine, action: Tensor, state: dict[str, Tensor], readings: dict[str, Tensor]) -> None:
+        """Turn an action [N, A] into controls, one control step late where the world's delay says so."""
+        memory = command(self.spec, action, readings, state)
+        late = state["factor/delay"][:, None] > 0.5
+        pos = torch.where(late, state["sent_pos"], memory["target_pos"])
+        quat = torch.where(late, state["sent_quat"], memory["target_quat"])
+        state["sent_pos"], state["sent_quat"] = memory["target_pos"], memory["target_quat"]
+        state["action_rate"] = (memory["last_action"] - state["last_action"]).square().sum(-1)
+        state.update(memory)
+        engine.write("ctrl", self.controls(pos, quat))
+
+    def controls(self, pos: Tensor, quat: Tensor) -> Tensor:
+        """Actuator controls [N, 6] for a tool pose: position and rotation vector relative to the reference site."""
+        reference = torch.tensor(REFERENCE_QUAT, dtype=pos.dtype, device=pos.device).expand(pos.shape[0], 4)
+        turn = quat_to_rotvec(quat_multiply(quat_conjugate(reference), quat))
+        return torch.cat([rotate_inverse(reference, pos), turn], -1)
+
+    def _truth(self, engine: Engine, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        data = engine.read("sensordata")
+        readings = {name: data[:, where] for name, where in self.sensors.items()}
+        readings["socket_pos"], readings["socket_quat"] = state["socket_pos"], state["socket_quat"]
+        readings["joint_vel"] = engine.read("qvel")
+        return readings
+
+    def _estimate(self, state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The socket's pose as an episode's calibration gives it to the policy."""
+        pos, quat = state["socket_pos"], state["socket_quat"]
+        if self.options.see_socket:
+            return pos + state["bias_pos"], quat_multiply(quat, rotvec_to_quat(state["bias_yaw"]))
+        return pos.new_tensor([*CENTRE, MOUTH_HEIGHT]).expand_as(pos), quat.new_tensor(REFERENCE_QUAT).expand_as(quat)
+
+    def look(
+        self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """True readings, and the readings that the policy gets."""
+        truth = self._truth(engine, state)
+        noise = self.options.pose_noise * torch.randn(engine.num_worlds, 3, generator=generator, device=engine.device)
+        seen = dict(truth)
+        seen["socket_pos"], seen["socket_quat"] = state["seen_pos"] + noise, state["seen_quat"]
+        return truth, seen
+
+    def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:
+        """Observation groups: what the policy sees, and the critic's privileged view."""
+        pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
+        privileged = [
+            (pos / 0.004).clamp(-1.5, 1.5),
+            (pos / 0.0005)[:, :2].clamp(-2.0, 2.0),
+            rotate_inverse(truth["socket_quat"], state["bias_pos"]) / 0.001,
+            state["bias_yaw"][:, 2:] / 0.01,
+            truth["contact"] / 0.0003,
+            state["held"][:, None] / self.options.success_steps,
+            torch.stack([state[f"factor/{name}"] for name in ("friction", "gains", "mass", "clearance", "delay")], -1),
+        ]
+        return {
+            "policy": observe(self.spec, seen, state),
+            "critic": torch.cat([observe(self.spec, truth, state), *privileged], -1),
+        }
+
+    def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward [N], success and failure bool [N] of the step that led here; advances `held`."""
+        options = self.options
+        pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
+        turn = quat_multiply(quat_conjugate(truth["socket_quat"]), truth["tcp_quat"])
+        # z component of the tool's z axis in the socket's frame: the cosine of the tilt
+        cosine = 1.0 - 2.0 * (turn[:, 1].square() + turn[:, 2].square())
+        inside = pos[:, :2].abs().amax(-1) < self.part.side / 4
+        good = (
+            (pos[:, 2] >= options.success_depth)
+            & inside
+            & (cosine > math.cos(math.radians(options.success_tilt)))
+            & (truth["contact"][:, 0] > -options.success_penetration)
+        )
+        state["held"] = torch.where(good, state["held"] + 1.0, torch.zeros_like(state["held"]))
+        success = state["held"] >= options.success_steps
+        reward = (
+            options.reward.success * success
+            - options.reward.action * state["last_action"].square().sum(-1)
+            - options.reward.action_rate * state["action_rate"]
+            - options.reward.joint_velocity * truth["joint_vel"].square().sum(-1)
+        )
+        return reward, success, torch.zeros_like(success)
+
+    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The task's own error figures, [N]: insertion depth [m]."""
+        pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
+        return {"depth_m": pos[:, 2]}
+
+    # -- where episodes start ----------------------------------------------------------------------------------------
+
+    def bank_hash(self, signature: str) -> str:
+        """The content hash of this task's bank on the engine of that signature."""
+        return assembly_starts.bank_hash(self, signature)
+
+    def make_bank(self, engine: Engine) -> ResetBank:
+        """The training bank; the engine's worlds are used up."""
+        return assembly_starts.make_bank(self, engine)
+
+    def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor:
+        """Rows [N, S] of starts at least 30 mm from the mouth, for evaluation."""
+        return assembly_starts.starts(self, engine, "far", engine.num_worlds, generator)

@@ -1,0 +1,71 @@
+"""What a robot is, apart from any simulator: names, limits, gains, rates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class JointSpec:
+    """One joint, by name. Limits of position [rad], velocity [rad/s], acceleration [rad/s^2], jerk [rad/s^3], torque [N m]."""
+
+    name: str
+    lower: float
+    upper: float
+    velocity: float
+    acceleration: float
+    jerk: float
+    effort: float
+    home: float
+
+
+@dataclass(frozen=True)
+class ImpedanceSpec:
+    """Cartesian impedance of the tool: what the controller on the robot, or in the engine, runs at its own rate.
+
+    Stiffness [N/m, N m/rad], damping [N s/m, N m s/rad], largest force and torque [N, N m], joint damping that keeps the
+    null space calm [N m s/rad], leash: the farthest that a target may run ahead of the measured pose [m, rad].
+    """
+
+    stiffness: tuple[float, float]
+    damping: tuple[float, float]
+    limit: tuple[float, float]
+    null_damping: tuple[float, ...]
+    leash: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """A robot with its tool: joints in order, tool frame, Cartesian impedance, rates, what it does when the policy fails."""
+
+    name: str
+    joints: tuple[JointSpec, ...]
+    tcp: str
+    impedance: ImpedanceSpec
+    workspace: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+    physics_dt: float
+    control_dt: float
+    fallback: str
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """Joint names in the order of every joint vector."""
+        return tuple(joint.name for joint in self.joints)
+
+    @property
+    def home(self) -> tuple[float, ...]:
+        """The rest pose [rad]."""
+        return tuple(joint.home for joint in self.joints)
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps in a control step."""
+        return round(self.control_dt / self.physics_dt)
+
+
+def digest(spec: Any) -> str:
+    """A short hash of a specification's content, equal on every machine."""
+    return hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode()).hexdigest()[:16]

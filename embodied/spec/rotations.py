@@ -1,0 +1,80 @@
+"""Rotations for torch tensors and numpy arrays alike, so that simulator, ONNX export and robot run the same lines.
+
+Quaternions are wxyz, of unit length, [..., 4]; vectors and rotation vectors are [..., 3] (radians).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""A torch tensor or a numpy array."""
+
+
+def namespace(x: Array) -> Any:
+    """The module whose functions take `x`: numpy for an array, else torch (never imported here: who has a tensor has it)."""
+    return np if isinstance(x, np.ndarray) else sys.modules["torch"]
+
+
+def quat_multiply(p: Array, q: Array) -> Array:
+    """The rotation q followed by p: p q, [..., 4]."""
+    xp = namespace(p)
+    pw, px, py, pz = p[..., 0], p[..., 1], p[..., 2], p[..., 3]
+    qw, qx, qy, qz = q[..., 0], q[..., 1], q[..., 2], q[..., 3]
+    return xp.stack(
+        [
+            pw * qw - px * qx - py * qy - pz * qz,
+            pw * qx + px * qw + py * qz - pz * qy,
+            pw * qy - px * qz + py * qw + pz * qx,
+            pw * qz + px * qy - py * qx + pz * qw,
+        ],
+        -1,
+    )
+
+
+def quat_conjugate(q: Array) -> Array:
+    """The inverse rotation, [..., 4]."""
+    return namespace(q).concatenate([q[..., :1], -q[..., 1:]], -1)
+
+
+def rotate(q: Array, v: Array) -> Array:
+    """v turned by q: from the frame whose orientation q is, into q's reference frame, [..., 3]."""
+    cross = namespace(v).linalg.cross
+    axis = q[..., 1:]
+    t = cross(axis, 2.0 * v)
+    return v + q[..., :1] * t + cross(axis, t)
+
+
+def rotate_inverse(q: Array, v: Array) -> Array:
+    """v turned back by q: from q's reference frame into the frame whose orientation q is, [..., 3]."""
+    cross = namespace(v).linalg.cross
+    axis = q[..., 1:]
+    t = cross(2.0 * v, axis)
+    return v + q[..., :1] * t + cross(t, axis)
+
+
+def quat_to_rotvec(q: Array) -> Array:
+    """The rotation vector of least length (at most pi), [..., 3]."""
+    xp = namespace(q)
+    sign = xp.where(q[..., :1] < 0, -xp.ones_like(q[..., :1]), xp.ones_like(q[..., :1]))
+    w, v = q[..., :1] * sign, q[..., 1:] * sign
+    sine = xp.sqrt((v * v).sum(-1))[..., None]
+    # below 1e-6 the series 2 (1 + sine^2 / 6) is exact in float32
+    factor = xp.where(sine > 1e-6, 2.0 * xp.arctan2(sine, w) / xp.clip(sine, 1e-12, None), 2.0 + sine * sine / 3.0)
+    return v * factor
+
+
+def rotvec_to_quat(r: Array) -> Array:
+    """The unit quaternion of a rotation vector, [..., 4]."""
+    xp = namespace(r)
+    angle = xp.sqrt((r * r).sum(-1))[..., None]
+    factor = xp.where(angle > 1e-4, xp.sin(0.5 * angle) / xp.clip(angle, 1e-12, None), 0.5 - angle * angle / 48.0)
+    return normalise(xp.concatenate([xp.cos(0.5 * angle), factor * r], -1))
+
+
+def normalise(q: Array) -> Array:
+    """q brought back to unit length, [..., 4]."""
+    return q / namespace(q).sqrt((q * q).sum(-1))[..., None]
