@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import traceback
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from embodied import __version__
@@ -165,7 +167,7 @@ def _configured(command: str, args: list[str]) -> int:
             jobs = [compose(command, words, job) for job, words in enumerate(expand(overrides))]
             folders = [job.run_dir for job in jobs]
             shared = next((folder for folder in folders if folders.count(folder) > 1), None)
-            if shared is not None:
+            if shared is not None and command != "eval":  # which writes only where out= says
                 raise BadInput(f"several jobs would write to {shared}: give out=, to which each appends its number")
         else:
             jobs = [compose(command, overrides)]
@@ -174,6 +176,8 @@ def _configured(command: str, args: list[str]) -> int:
         return 0
     for number, job in enumerate(jobs):
         if sweep:
+            if number > 0:
+                job = replace(job, started=time.time())
             print(f"job {number + 1} of {len(jobs)}: {' '.join(job.overrides)}", flush=True)
         code = _run(job)
         if code != 0:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import hydra
+import psutil
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
@@ -40,6 +41,7 @@ from embodied.spec.errors import BadInput, nearest
 
 RESUMABLE = ("budget",)
 EVALUABLE = ("task", "sim", "episodes", "seed", "out", "device", "eval")
+MEASURED = (*GROUPS, "sim", "seed", "device")
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class Invocation:
         config: the whole `RunConfig`, resolved, plain data; each group holds its registered `name` beside its options.
         overrides: as typed, without sweeps.
         run_dir: where the command writes: `out`; without it the run that is continued or evaluated, or a new folder's
-            name. A new folder does not exist yet.
+            name. A new folder does not exist yet, and `bench sim` needs none.
         checkpoint: the file to evaluate.
         resume: the checkpoint file to continue from.
+        started: Unix time from which the run's clock counts: the start of the process, of the job in a sweep.
     """
 
     command: str
@@ -62,6 +65,7 @@ class Invocation:
     run_dir: Path
     checkpoint: Path | None = None
     resume: Path | None = None
+    started: float = field(default_factory=lambda: psutil.Process().create_time())
 
 
 def compose(command: str, overrides: list[str], job: int | None = None) -> Invocation:
@@ -87,8 +91,7 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
     if "task" not in nodes:
         valid = ", ".join(choices("task"))
         raise BadInput(f"task is missing: embodied {command} task={choices('task')[0]}; valid: {valid}")
-    if source is not None:
-        _check_kept(command, chosen + values)
+    _check_used(command, source, chosen + values)
 
     config = _resolve(nodes, saved, values, types)
     validate(config)
@@ -104,7 +107,8 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{config['seed']}"
         out = config["out"] if config["out"] is not None else f"runs/{config['task']['name']}/{stamp}"
         run_dir = Path(out if job is None else f"{out}-{job}").expanduser()
-        check_new(run_dir)
+        if command != "bench sim":
+            check_new(run_dir)
     config["out"] = str(run_dir)
     return Invocation(
         command,
@@ -234,15 +238,22 @@ def _structured(cls: type, values: Mapping[str, Any], source: str) -> DictConfig
     return node
 
 
-def _check_kept(command: str, parsed: list[Override]) -> None:
-    """Refuse to change what a saved run keeps."""
-    free = RESUMABLE if command == "train" else EVALUABLE
+def _check_used(command: str, source: Path | None, parsed: list[Override]) -> None:
+    """Refuse what a command would not use, and what a saved run keeps."""
+    if command == "train" and source is None:
+        return
+    free: tuple[str, ...]
+    if command == "train":
+        free, why = RESUMABLE, "a resumed run keeps its configuration"
+    elif source is None:
+        free, why = MEASURED, f"{command} measures and keeps no run"
+    else:
+        free, why = EVALUABLE, f"{command} of a saved run keeps its configuration"
     for one in parsed:
-        head, _, _ = one.key_or_group.partition(".")
-        if head not in free or one.key_or_group in GROUPS:
-            names = [f"{name}.*" if name in ("budget", "task", "sim", "eval") else name for name in free]
-            what = "a resumed run" if command == "train" else f"{command} of a saved run"
-            raise BadInput(f"{one.input_line}: {what} keeps its configuration and accepts only {', '.join(names)}")
+        head = one.key_or_group.partition(".")[0]
+        if head not in free or (source is not None and one.key_or_group in GROUPS):
+            names = [name if name in ("episodes", "seed", "out", "device") else f"{name}.*" for name in free]
+            raise BadInput(f"{one.input_line}: {why} and accepts only {', '.join(names)}")
 
 
 def _resolve(

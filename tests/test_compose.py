@@ -366,6 +366,13 @@ def test_sources_belong_to_their_commands(fake):
     assert "given twice" in refused(f"resume={run}", f"resume={run}")
 
 
+def test_bench_takes_only_what_it_measures(fake):
+    given_ = ["sampler=uniform", "sim.num_worlds=4", "algo.num_steps=3", "seed=1"]
+    assert compose("bench sim", [TASK, *given_]).config["algo"]["num_steps"] == 3
+    for override in ("budget.minutes=1", "out=a", "episodes=3", "save.every=1", "eval.every=1"):
+        assert f"{override}: bench sim measures and keeps no run" in refused(TASK, override, command="bench sim")
+
+
 # -- sweeps --------------------------------------------------------------------------------------------------------
 
 

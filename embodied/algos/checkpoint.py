@@ -29,6 +29,11 @@ def runtime() -> dict[str, str | int]:
     }
 
 
+def deterministic() -> None:
+    """Ask torch for bit-equal results from equal inputs; the number of threads stays as it is."""
+    torch.use_deterministic_algorithms(True)
+
+
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write so that a kill at any moment leaves either the old checkpoint or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -216,14 +216,14 @@ class PPO:
         metrics["explained_variance"] = explained_variance(value, returns, valid)
         return metrics
 
-    def _learn(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _learn(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """One gradient step on a minibatch; scalars by name."""
         options, valid = self.options, batch["valid"]
-        score = self.policy.evaluate(dict(batch), batch)
+        score = self.policy.evaluate(batch, batch)
         log_ratio = score.log_prob - batch["log_prob"]
         policy_loss = clipped_surrogate(log_ratio, batch["advantage"], valid, options.clip)
         entropy = masked_mean(score.entropy, valid)
-        critic_loss = value_loss(self.critic.normalised_value(dict(batch)), batch["target"], valid)
+        critic_loss = value_loss(self.critic.normalised_value(batch), batch["target"], valid)
         self.optimiser.zero_grad()
         (policy_loss - options.entropy * entropy + options.value_coef * critic_loss).backward()
         average_gradients((*self._policy_parameters, *self._critic_parameters))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,8 +12,19 @@ from torch import Tensor
 
 from embodied.spec.protocols import Learner, VecEnv
 
-# while worlds are stepped, tensors of so few rows are computed faster by one thread than by waking the others
 ONE_THREAD_BELOW = 8192
+
+
+@contextmanager
+def single_threaded(num_worlds: int) -> Iterator[None]:
+    """Step worlds with one torch thread: tensors of so few rows are done before the other threads would be awake."""
+    threads = torch.get_num_threads()
+    if num_worlds <= ONE_THREAD_BELOW:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Trainer:
@@ -31,16 +43,13 @@ class Trainer:
         """Collect `steps_per_iteration` steps of every world, learn from them, and return the metrics row."""
         started = time.perf_counter()
         totals: dict[str, Tensor] = {}
-        threads = torch.get_num_threads()
-        if self.env.num_worlds <= ONE_THREAD_BELOW:
-            torch.set_num_threads(1)
-        for _ in range(self.learner.steps_per_iteration):
-            action = self.learner.act(self.obs)
-            self.obs, reward, terminated, truncated, info = self.env.step(action)
-            self.learner.observe(self.obs, reward, terminated, truncated, info)
-            for name, value in _episode_sums(info).items():
-                totals[name] = totals[name] + value if name in totals else value
-        torch.set_num_threads(threads)
+        with single_threaded(self.env.num_worlds):
+            for _ in range(self.learner.steps_per_iteration):
+                action = self.learner.act(self.obs)
+                self.obs, reward, terminated, truncated, info = self.env.step(action)
+                self.learner.observe(self.obs, reward, terminated, truncated, info)
+                for name, value in _episode_sums(info).items():
+                    totals[name] = totals[name] + value if name in totals else value
         collected = time.perf_counter()
         losses = self.learner.update()
         figures = {**{f"loss/{name}": x for name, x in losses.items()}, **self.env.metrics(), **totals}

@@ -159,10 +159,19 @@ class WorldsEnv:
             cause = "non-finite action" if bad_action[world] else describe_health(int(health[world]))
             self._warn(f"world {world}: {cause}; quarantined and reset (start {int(self._slots[world])})")  # type: ignore[misc]
 
+    def on_warning(self, warn: Callable[[str], None] | None) -> None:
+        """Where one line is sent for each world that had to be quarantined."""
+        self._warn = warn
+
     def metrics(self) -> dict[str, Tensor]:
         """What the sampler and the worlds' health look like: 0-d tensors."""
         named = {f"sampler/{name}": value for name, value in self.sampler.metrics().items()}
         return {**named, "health/invalid_total": self._invalid_total.float()}
+
+    @property
+    def observation(self) -> Obs:
+        """What the worlds show now."""
+        return self._obs
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next."""

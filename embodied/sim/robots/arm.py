@@ -93,7 +93,7 @@ def build_arm(arm: Arm, tool_length: float) -> tuple[mujoco.MjSpec, mujoco.MjsBo
     parent = spec.worldbody
     for i, shape in enumerate(arm.base):
         _capsule(parent, f"base_{i}", shape, white)
-    for joint, link in zip(arm.spec.joints, arm.links, strict=True):
+    for joint, link, damping in zip(arm.spec.joints, arm.links, arm.spec.impedance.null_damping, strict=True):
         sine, cosine = math.sin(link.alpha), math.cos(link.alpha)
         body = parent.add_body(
             name=f"{joint.name}_link",
@@ -104,14 +104,13 @@ def build_arm(arm: Arm, tool_length: float) -> tuple[mujoco.MjSpec, mujoco.MjsBo
             fullinertia=list(link.inertia),
             explicitinertial=True,
         )
-        index = arm.spec.joints.index(joint)
         body.add_joint(
             name=joint.name,
             axis=[0, 0, 1],
             range=[joint.lower, joint.upper],
             limited=mujoco.mjtLimited.mjLIMITED_TRUE,
             armature=link.armature,
-            damping=[arm.spec.impedance.null_damping[index]] * 3,
+            damping=[damping, 0, 0],
             actfrcrange=[-joint.effort, joint.effort],
             actfrclimited=mujoco.mjtLimited.mjLIMITED_TRUE,
         )

@@ -125,13 +125,13 @@ class Assembly:
         walls = [(self.model.geom(name).id, side) for side in SIDES for name in wall_geoms(side)]
         outward = {"px": (1.0, 0.0), "nx": (-1.0, 0.0), "py": (0.0, 1.0), "ny": (0.0, -1.0)}
         self._outward = torch.tensor([outward[side] for _, side in walls], dtype=torch.float64)
-        peg, every = self.model.body("peg").id, slice(None)
+        held, every = self.model.body("tool").id, slice(None)
         knobs = {
             "friction": ("pair_friction", (every, slice(0, 2))),
             "gains stiffness": ("actuator_gainprm", (every, 0)),
             "gains bias": ("actuator_biasprm", (every, slice(1, 3))),
-            "mass": ("body_mass", (peg,)),
-            "mass inertia": ("body_inertia", (peg,)),
+            "mass": ("body_mass", (held,)),
+            "mass inertia": ("body_inertia", (held,)),
             "clearance": ("geom_pos", (slice(walls[0][0], walls[-1][0] + 1), slice(0, 2))),
         }
         self._knobs = {

@@ -50,8 +50,7 @@ def build_cell(arm: Arm, peg: PegGeometry, clearance: float) -> mujoco.MjSpec:
     # dampers are soft at 2 ms: taking them explicitly spares a factorisation a step
     option.disableflags |= mujoco.mjtDisableBit.mjDSBL_EULERDAMP
     half = peg.side / 2
-    held = tool.add_body(name="peg")
-    held.add_geom(
+    tool.add_geom(
         name="peg",
         type=mujoco.mjtGeom.mjGEOM_BOX,
         pos=[0, 0, peg.length / 2 - 0.005],
@@ -73,8 +72,18 @@ def build_cell(arm: Arm, peg: PegGeometry, clearance: float) -> mujoco.MjSpec:
             socket.add_geom(
                 name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, quat=quat, rgba=rgba, **VISUAL
             )
+    low = (peg.hole + MOUTH_HEIGHT) / 2
+    outer = half + clearance + peg.wall
+    socket.add_geom(
+        name="floor",
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        pos=[0, 0, -low],
+        size=[outer, outer, MOUTH_HEIGHT - low],
+        rgba=[0.25, 0.3, 0.4, 1],
+        **VISUAL,
+    )
     socket.add_site(name="mouth", size=[0.002, 0, 0], group=4)
-    for name in ["table", *(name for side in SIDES for name in wall_geoms(side))]:
+    for name in ["table", "floor", *(name for side in SIDES for name in wall_geoms(side))]:
         spec.add_pair(
             name=f"peg_{name}",
             geomname1="peg",
@@ -94,11 +103,10 @@ def build_cell(arm: Arm, peg: PegGeometry, clearance: float) -> mujoco.MjSpec:
     )
     # one contact, the deepest, and of it the distance alone
     contact.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_DIST), 1, 1]
-    spec.visual.quality.shadowsize = 1024
-    spec.worldbody.add_light(pos=[0.3, -0.6, 1.2], dir=[0.2, 0.5, -1.0], castshadow=False)
-    spec.worldbody.add_camera(
-        name="side", pos=[0.86, -0.42, 0.36], xyaxes=[0.72, 0.69, 0, -0.32, 0.335, 0.886], fovy=40
-    )
+    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    spec.visual.headlight.diffuse = [0.5, 0.5, 0.5]
+    spec.worldbody.add_light(pos=[0.6, -0.8, 1.5], dir=[-0.1, 0.5, -1.0], diffuse=[0.5, 0.5, 0.5])
+    spec.worldbody.add_camera(name="side", pos=[1.05, -0.75, 0.55], xyaxes=[0.81, 0.586, 0, -0.246, 0.34, 0.908], fovy=42)
     return spec
 
 
