@@ -256,6 +256,8 @@ def test_minibatches_from_one_transition_to_all_are_accepted():
         {"lam": 1.5},
         {"epochs": 0},
         {"learning_rate": 0.0},
+        {"learning_rate": 0.5},
+        {"learning_rate": 0.0, "desired_kl": None},
         {"desired_kl": -0.01},
         {"clip": 0.0},
         {"entropy": -1.0},

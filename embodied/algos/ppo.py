@@ -15,7 +15,7 @@ from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clippe
 from embodied.algos.returns import explained_variance, gae, normalise
 from embodied.algos.rollout import Rollout
 from embodied.policies.gaussian import Critic, GaussianPolicy
-from embodied.policies.normaliser import sum_over_ranks
+from embodied.policies.normaliser import rank_count, sum_over_ranks
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.protocols import Obs
 from embodied.spec.registry import register
@@ -75,7 +75,7 @@ class PPO:
         self.options = options
         self.steps_per_iteration = options.num_steps
         self.device = torch.device(device)
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        rank = dist.get_rank() if rank_count() > 1 else 0
         noise_seed, permutation_seed, critic_seed = (
             int(s) for s in np.random.SeedSequence([seed, rank]).generate_state(3)
         )
@@ -92,8 +92,7 @@ class PPO:
             self.device,
         )
         batch = options.num_steps * num_worlds
-        size = options.minibatch_size or max(batch // 4, 1)
-        self.num_minibatches = -(-batch // size)
+        self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
         # 0-d tensors: adapting the rate needs no host read
         self.learning_rate = torch.tensor(options.learning_rate, device=self.device)
         self._policy_parameters = list(self.policy.parameters())
@@ -117,12 +116,17 @@ class PPO:
             BadInput: an option outside its range, or a minibatch larger than the batch.
         """
         batch = options.num_steps * num_worlds
+        low, high = RATE_BOUNDS
         ranges: list[tuple[str, bool, str]] = [
             ("num_steps", options.num_steps >= 1, "at least 1"),
             ("gamma", 0 <= options.gamma < 1, "in [0, 1)"),
             ("lam", 0 <= options.lam <= 1, "in [0, 1]"),
             ("epochs", options.epochs >= 1, "at least 1"),
-            ("learning_rate", options.learning_rate > 0, "above 0"),
+            (
+                "learning_rate",
+                low <= options.learning_rate <= high or (options.desired_kl is None and options.learning_rate > 0),
+                f"from {low} to {high}, between which it adapts, or algo.desired_kl=null for any fixed rate",
+            ),
             ("desired_kl", options.desired_kl is None or options.desired_kl > 0, "above 0, or null for a fixed rate"),
             ("clip", options.clip > 0, "above 0"),
             ("entropy", options.entropy >= 0, "0 or more"),
@@ -293,11 +297,6 @@ class PPO:
         self.policy.generator.set_state(state["generators"]["noise"].cpu())
         self.generator.set_state(state["generators"]["permutation"].cpu())
         self.rollout.load_state_dict(state["rollout"])
-
-
-def rank_count() -> int:
-    """Processes of a distributed run; 1 otherwise."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -13,9 +13,14 @@ Moments = tuple[Tensor, Tensor, Tensor]
 """Number of rows int64 [], mean [D], sum of squared deviations from it [D], both float64."""
 
 
+def rank_count() -> int:
+    """Processes of a distributed run; 1 otherwise."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """The sum of `x` over all ranks of a distributed run, in place; `x` itself in a run of one process."""
-    if dist.is_available() and dist.is_initialized():
+    if rank_count() > 1:
         dist.all_reduce(x)
     return x
 
@@ -90,7 +95,7 @@ def _merge(a: Moments, b: Moments) -> Moments:
 
 def _merge_ranks(local: Moments) -> Moments:
     """Moments of all ranks' sets together."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if rank_count() == 1:
         return local
     count, mean, m2 = local
     total = sum_over_ranks(count.clone())

@@ -43,7 +43,9 @@ class CpuEngine:
         self._parameters = {name: self._batch.expand(name) for name in parameters}
         self._constant_inputs = bool(set(parameters) & set(mujoco.MjModel._setconst_inputs))
         self._bits = np.zeros(num_worlds, np.int32)
-        self._seen = np.zeros_like(self._batch.warning)
+        # how often each warning was raised in a world: [N, kinds]; the live array also holds what it said last
+        self._warnings = self._batch.warning[..., 1]
+        self._seen = self._warnings.copy()
         self._state_size = self._batch.state.shape[1]
         self._batch.forward()
         self.default_row = self.get_state()[:1].clone()
@@ -104,7 +106,7 @@ class CpuEngine:
             parameter[ids] = values[:, start : start + size].reshape(len(ids), *parameter.shape[1:])
             start += size
         self._commit(ids)
-        self._seen[ids] = self._batch.warning[ids]
+        self._seen[ids] = self._warnings[ids]
 
     def parameters(self, name: str) -> Tensor:
         """Live per-world values of a model field, [N, ...] in the engine's dtype."""
@@ -124,7 +126,7 @@ class CpuEngine:
 
     def health(self) -> Tensor:
         """int32 [N] of `HEALTH_BITS`, standing until the world is restored."""
-        fresh = self._batch.warning != self._seen
+        fresh = self._warnings != self._seen
         if fresh.any():
             self._bits[fresh[:, _WARNINGS].any(1)] |= HEALTH_BITS["engine_warning"]
             self._bits[fresh[:, _OVERFLOWS].any(1)] |= HEALTH_BITS["overflow"]

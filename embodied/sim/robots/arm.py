@@ -82,7 +82,7 @@ def build_arm(arm: Arm, tool_length: float) -> tuple[mujoco.MjSpec, mujoco.MjsBo
 
     The `tcp` site lies `tool_length` [m] beyond the grasp point; its z axis points out of the hand. Gravity is left to the
     task (a Franka's controller cancels it). Sensors: `tcp_pos`, `tcp_quat`, `tcp_linvel`, `tcp_angvel`, and `force`,
-    `torque` at the wrist in the tcp's orientation: what the environment exerts on the tool, plus the tool's own inertia.
+    `torque` at the wrist in the tcp's orientation: minus what the environment exerts on the tool, and the tool's inertia.
 
     Returns:
         The spec, and the body of the hand, to which a task fixes what is held (frame at the grasp point).

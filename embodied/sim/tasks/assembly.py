@@ -96,7 +96,7 @@ def policy_spec(arm: Arm) -> PolicySpec:
         Term("target turn", "target_rotation", "rad", 0.08, frame="socket"),
         Term("last action", "last_action", "1", 1.0),
     )
-    return PolicySpec("assembly", arm.spec, terms, ActionSpec("socket", translation=0.006, rotation=0.03))
+    return PolicySpec("assembly", arm.spec, terms, ActionSpec("socket", translation=0.004, rotation=0.02))
 
 
 @register("task", "assembly", AssemblyOptions)
@@ -237,6 +237,8 @@ class Assembly:
     def _truth(self, engine: Engine, state: dict[str, Tensor]) -> dict[str, Tensor]:
         data = engine.read("sensordata")
         readings = {name: data[:, where] for name, where in self.sensors.items()}
+        # MuJoCo reports what the tool does to the hand's other side: the environment's push is its opposite
+        readings["force"], readings["torque"] = -readings["force"], -readings["torque"]
         readings["socket_pos"], readings["socket_quat"] = state["socket_pos"], state["socket_quat"]
         readings["joint_vel"] = engine.read("qvel")
         return readings
