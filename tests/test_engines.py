@@ -1,6 +1,6 @@
 """What every engine promises, on the assembly cell; the CPU engine against plain MuJoCo, Warp against C.
 
-Warp runs on its CPU device unless there is a GPU. Its kernels take about a minute to compile, once: it caches them on disk.
+Warp runs on its CPU device unless there is a GPU. Its kernels take about a minute to compile, once: it caches them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TASK = Assembly(AssemblyOptions(), franka(FrankaOptions()))
 MODEL = TASK.model
 CLEARANCE = TASK.options.clearance
 PHYSICS = mujoco.mj_stateSize(MODEL, mujoco.mjtState.mjSTATE_INTEGRATION)
-# where the tip is in the socket's frame [m]: free, in the clear above the mouth, into the chamfer by 50 um along the hole,
-# into the wall by 50 um at 20 mm depth
+# where the tip is in the socket [m]: free; in the clear above the mouth; in the chamfer, by 50 um along the hole;
+# in the wall, by 50 um, at 20 mm depth
 DIP = 5e-5
 OFFSETS = {
     "free": (0.01, -0.005, -0.03),
@@ -90,8 +90,8 @@ def vary(engine: Engine, mask: Tensor) -> dict[str, tuple]:
         "pair_friction": ((slice(None), slice(0, 2)), 1.7),
         "actuator_gainprm": ((slice(None), 0), 0.8),
         "actuator_biasprm": ((slice(None), slice(1, 3)), 0.8),
-        "body_mass": ((peg,), 1.3),
-        "body_inertia": ((peg,), 1.3),
+        "body_mass": ((peg,), 6.0),
+        "body_inertia": ((peg,), 6.0),
         "geom_pos": ((walls, slice(0, 2)), 1.001),
     }
     for name, (where, factor) in changes.items():
@@ -270,21 +270,15 @@ def test_parameters_do_what_a_rebuilt_model_does(kind):
         for name in wall_geoms(side):
             spec.geom(name).pos[:2] *= factor["geom_pos"]
     model = spec.compile()
-    # C repeats it to rounding; Warp in float32, of which contact makes more
-    tolerance = 1e-9 if kind is CpuEngine else 2e-4
+    lead = np.array([0.003, 0.001, 0.004, 0.01, 0.02, 0.05])
+    engine.write("ctrl", engine.read("ctrl") + torch.from_numpy(lead))
+    engine.forward()
     for world in (2, 3):
         rebuilt, nominal = plain(model, engine, world), plain(MODEL, engine, world)
-        ctrl = rebuilt.ctrl + np.array([0.003, 0.001, 0.004, 0.01, 0.02, 0.05])
-        rebuilt.ctrl[:] = nominal.ctrl[:] = ctrl
-        engine.write("ctrl", torch.from_numpy(ctrl).expand(N, 6), only(world))
-        for _ in range(15):
-            mujoco.mj_step(model, rebuilt)
-            mujoco.mj_step(MODEL, nominal)
-        engine.step(15)
-        speed = engine.read("qvel")[world].numpy()
-        assert np.abs(rebuilt.qvel - nominal.qvel).max() > 5 * tolerance
-        np.testing.assert_allclose(speed, rebuilt.qvel, atol=max(tolerance, 1e-7))
-        engine.set_state(engine.get_state())
+        force = np.abs(rebuilt.qacc).max()
+        tolerance = force * (1e-7 if kind is CpuEngine else 1e-3)  # what `read` rounds to; float32 in contact
+        assert np.abs(rebuilt.qacc - nominal.qacc).max() > 10 * tolerance
+        np.testing.assert_allclose(engine.read("qacc")[world], rebuilt.qacc, atol=tolerance)
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
@@ -432,8 +426,8 @@ def test_warp_agrees_with_c():
     engine.forward()
     late = np.repeat(MODEL.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC, MODEL.sensor_dim)
     contact = TASK.sensors["contact"]
-    for i in range(N):
-        data = plain(MODEL, engine, i)
+    worlds = [plain(MODEL, engine, i) for i in range(N)]
+    for i, data in enumerate(worlds):
         touching = PLACES[i % len(PLACES)] in ("chamfer", "wall")
         assert (data.ncon > 0) == touching
         sensors = engine.read("sensordata")[i].numpy()
@@ -447,3 +441,12 @@ def test_warp_agrees_with_c():
         force = np.abs(data.qacc).max()
         np.testing.assert_allclose(engine.read("qacc")[i], data.qacc, atol=5e-3 * force if touching else 1e-3)
         np.testing.assert_allclose(sensors[late], data.sensordata[late], atol=3e-2 if touching else 1e-4, rtol=1e-4)
+    # after a step, what depends on accelerations is of before it, all else of after it
+    engine.step(1)
+    for i, before in enumerate(worlds):
+        touching, after = before.ncon > 0, plain(MODEL, engine, i)
+        sensors = engine.read("sensordata")[i].numpy()
+        np.testing.assert_allclose(sensors[late], before.sensordata[late], atol=3e-2 if touching else 1e-4, rtol=1e-4)
+        np.testing.assert_allclose(sensors[~late], after.sensordata[~late], atol=5e-7)
+        np.testing.assert_allclose(engine.read("site_xpos")[i], after.site_xpos, atol=5e-7)
+        np.testing.assert_allclose(engine.read("qvel")[i], before.qvel + MODEL.opt.timestep * before.qacc, atol=1e-3)

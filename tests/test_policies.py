@@ -179,9 +179,11 @@ def test_critic_answers_in_reward_units_and_learns_in_normalised_ones():
     before = critic(obs)
     torch.testing.assert_close(before, critic.normalised_value(obs))
     critic.update_returns(returns, torch.ones(400, dtype=torch.bool))
-    mean, std = returns.double().mean().item(), returns.double().std(correction=0).item()
-    torch.testing.assert_close(critic(obs), critic.normalised_value(obs) * std + mean)
-    torch.testing.assert_close(critic.normalise(returns), (returns - mean) / std, rtol=1e-4, atol=1e-4)
+    rms = returns.double().square().mean().sqrt().item()
+    torch.testing.assert_close(critic(obs), critic.normalised_value(obs) * rms)
+    torch.testing.assert_close(critic.normalise(returns), returns / rms, rtol=1e-4, atol=1e-4)
+    # a state of which nothing is known is worth next to nothing, whatever the returns have been
+    assert critic(obs).abs().max() < 0.2 * rms
 
 
 def test_policy_and_critic_say_what_is_wrong():

@@ -24,7 +24,7 @@ class MLPOptions:
 
     hidden: list[int] = field(default_factory=lambda: [128, 128])
     activation: str = "elu"  # elu, relu, silu or tanh
-    init_std: float = 0.8  # of an action in [-1, 1], before learning
+    init_std: float = 0.5  # of an action in [-1, 1], before learning
     min_std: float = 0.05  # exploration never falls below
 
 
@@ -70,8 +70,12 @@ class GaussianPolicy(nn.Module):
         return self.min_std + F.softplus(self.raw_std)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Mean action [N, A] for the raw observations [N, D] of group `policy`."""
-        return self.network(self.normaliser(obs))
+        """Mean action [N, A] in [-1, 1] for the raw observations [N, D] of group `policy`.
+
+        Worlds clip actions to [-1, 1]: a mean that may leave it drifts to where noise no longer changes what is executed,
+        and learning stops.
+        """
+        return torch.tanh(self.network(self.normaliser(obs)))
 
     @torch.no_grad()
     def act(self, obs: Obs, carry: Any = None, deterministic: bool = False) -> Step:
@@ -98,8 +102,10 @@ class GaussianPolicy(nn.Module):
 class Critic(nn.Module):
     """State value by multi-layer perceptron, from the observation group `critic`.
 
-    The network predicts values in units of the returns seen so far, because a network that starts near zero needs very
-    long to reach a value of 100; whoever calls it sees reward units.
+    The network predicts values in units of the returns' root mean square, because a network that starts near zero needs
+    very long to reach a value of 100; whoever calls it sees reward units. Scaled, never shifted: a state from which
+    nothing has ever been reached must look worth nothing. With a shift it would look like the average return, a phantom
+    that bootstrapping at time limits keeps alive and that draws the policy away from what it can do.
 
     Args:
         obs_sizes: width of each observation group.
@@ -121,20 +127,21 @@ class Critic(nn.Module):
         super().__init__()
         size = group_size(obs_sizes, "critic")
         self.normaliser = RunningNormaliser(size)
-        self.returns = RunningNormaliser(1, eps=1e-4)  # returns of one size only: no finer than 0.01
-        self.network = mlp([size, *hidden, 1], activation, generator=generator)
+        self.returns = RunningNormaliser(1)
+        self.register_buffer("scale", torch.ones(()))
+        self.network = mlp([size, *hidden, 1], activation, last_gain=0.01, generator=generator)
 
     def forward(self, obs: Obs) -> Tensor:
         """Value [N] in reward units."""
-        return self.normalised_value(obs) / self.returns.inverse_std + self.returns.shift
+        return self.normalised_value(obs) * self.scale
 
     def normalised_value(self, obs: Obs) -> Tensor:
-        """Value [N] in standard deviations of the returns, what the loss is taken of."""
+        """Value [N] in units of `scale`, what the loss is taken of."""
         return self.network(self.normaliser(obs["critic"])).squeeze(-1)
 
     def normalise(self, returns: Tensor) -> Tensor:
         """Returns [M] in the units of `normalised_value`; not clipped."""
-        return (returns - self.returns.shift) * self.returns.inverse_std
+        return returns / self.scale
 
     def update_normaliser(self, obs: Obs, mask: Tensor) -> None:
         """Take in the observations [M, D] where mask bool [M]; every rank must call it."""
@@ -143,6 +150,8 @@ class Critic(nn.Module):
     def update_returns(self, returns: Tensor, mask: Tensor) -> None:
         """Take in the returns [M] where mask bool [M]; every rank must call it."""
         self.returns.update(returns.unsqueeze(-1), mask)
+        variance = self.returns.m2 / self.returns.count.clamp(min=1)
+        self.scale.copy_((self.returns.mean.square() + variance).sqrt().clamp(min=0.01).squeeze())
 
 
 def group_size(obs_sizes: Mapping[str, int], group: str) -> int:

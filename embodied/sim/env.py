@@ -23,6 +23,9 @@ class Task(Protocol):
     action_size: int
     obs_sizes: dict[str, int]
     fields: tuple[str, ...]
+    failure_cost: float
+    time_limit_fails: bool
+    """The time limit is part of the problem: reaching it is a failure, worth nothing more. Else it truncates."""
 
     def randomise(
         self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool
@@ -97,9 +100,14 @@ class WorldsEnv:
             self._steps = torch.randint(self.max_episode_steps, (count,), generator=self._generator, device=device)
         else:
             self._slots = slots
+        self._mark_time()
         truth, self._seen = self.task.look(self.engine, self._state, self._generator)
         self._obs = self.task.observe(truth, self._seen, self._state)
         return self._obs
+
+    def _mark_time(self) -> None:
+        """`elapsed` [N], the share of the episode that is over: a critic needs it where the time limit fails."""
+        self._state["elapsed"] = self._steps / self.max_episode_steps
 
     def _begin(self, mask: Tensor, slots: Tensor) -> None:
         """Put the worlds of `mask` at the configurations of their slots."""
@@ -114,26 +122,32 @@ class WorldsEnv:
         bad_action = ~torch.isfinite(action).all(-1)
         task.command(engine, torch.where(bad_action[:, None], 0.0, action), self._state, self._seen)
         engine.step(task.substeps)
+        self._steps += 1
+        self._mark_time()
         truth, seen = task.look(engine, self._state, self._generator)
         final_obs = task.observe(truth, seen, self._state)
         reward, success, failure = task.judge(truth, self._state)
         health = engine.health()
-        self._steps += 1
         invalid = (health != 0) | bad_action
+        recorded = self._slots >= 0
+        timed_out = (self._steps >= self.max_episode_steps) & ~success & ~failure
+        if task.time_limit_fails:
+            # not where the limit came early because first episodes are staggered
+            failure = failure | (timed_out & recorded)
         success, failure = success & ~invalid, failure & ~invalid
         terminated = success | failure
-        truncated = (self._steps >= self.max_episode_steps) & ~terminated & ~invalid
+        truncated = timed_out & ~terminated & ~invalid
+        reward = reward - task.failure_cost * failure
         ended = terminated | truncated | invalid
         # whatever a broken world says must not reach a learner
         reward = torch.where(invalid, 0.0, reward)
         final_obs = {name: torch.where(invalid[:, None], self._obs[name], value) for name, value in final_obs.items()}
         self._returns += reward
-        recorded = self._slots >= 0
         self.sampler.record(torch.where(ended, self._slots, -1), success, ~invalid, self._returns)
         info: dict[str, Any] = {
             "final_obs": final_obs,
             "success": success,
-            "failure": failure | truncated,
+            "failure": failure | (truncated & recorded),
             "invalid": invalid,
             "episode": {
                 "ended": ended & recorded & ~invalid,
@@ -150,8 +164,12 @@ class WorldsEnv:
         self._slots = torch.where(ended, slots, self._slots)
         self._steps = torch.where(ended, 0, self._steps)
         self._returns = torch.where(ended, 0.0, self._returns)
-        truth, self._seen = task.look(engine, self._state, self._generator)
-        self._obs = task.observe(truth, self._seen, self._state)
+        self._mark_time()
+        truth, fresh = task.look(engine, self._state, self._generator)
+        fresh_obs = task.observe(truth, fresh, self._state)
+        # worlds that go on keep what they saw: looking twice would draw their noise twice
+        self._seen = _choose(ended, fresh, seen)
+        self._obs = _choose(ended, fresh_obs, final_obs)
         return self._obs, reward, terminated, truncated, info
 
     def _report(self, invalid: Tensor, health: Tensor, bad_action: Tensor) -> None:

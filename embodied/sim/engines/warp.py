@@ -69,8 +69,8 @@ class WarpEngine:
         self.model = copy.copy(model)
         # Warp never resets a diverged world, and refuses the flag that says so
         self.model.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
-        # with it Warp collides boxes as C does, with up to 8 contacts; without, by a convex collider with up to 4. Of 314
-        # jammed pegs, 9 in 10 then accelerate within 0.7 % of what C says; without, within 5 %
+        # with it Warp collides boxes as C does, with up to 8 contacts; without, by a convex collider with up to 4. Of
+        # 314 jammed pegs, 9 in 10 then accelerate within 0.7 % of what C says; without, within 5 %
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_NATIVECCD)
         self.num_worlds = num_worlds
         self.timestep = float(model.opt.timestep)

@@ -41,11 +41,11 @@ SPEC = RobotSpec(
     impedance=ImpedanceSpec(
         # of the order used for contact-rich manipulation on this arm (serl_franka_controllers: 2000 N/m, 150 N m/rad,
         # error clipped to some millimetres); damping near critical for the arm's effective inertia at the tool
-        stiffness=(1500.0, 60.0),
-        damping=(120.0, 4.0),
-        limit=(40.0, 8.0),
+        stiffness=(1500.0, 20.0),
+        damping=(120.0, 2.0),
+        limit=(40.0, 4.0),
         null_damping=(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5),
-        leash=(0.012, 0.08),
+        leash=(0.008, 0.05),
     ),
     workspace=((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)),
     physics_dt=0.002,

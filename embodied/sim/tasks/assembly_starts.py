@@ -50,9 +50,10 @@ def sample_poses(task: Assembly, tag: str, count: int, generator: torch.Generato
     max_tilt, max_yaw = math.radians(10.0), math.radians(20.0)
     tilt_axis = 2.0 * math.pi * uniform(count)
     if tag == "inserted":
-        # what remains to the success depth and a little beyond, so that starts fill the hole down to the goal
-        remaining = log_uniform(0.001, options.success_depth + 0.003)
-        depth = options.success_depth + 0.003 - remaining
+        # half of them evenly over the depth, for each millimetre is a step to be learned; half log-uniform in what remains,
+        # for the first successes come from the very end
+        full = options.success_depth + 0.002
+        depth = torch.where(uniform(count) < 0.5, full * uniform(count), full - log_uniform(0.001, full))
         lateral = 0.7 * options.clearance * signed(count, 2)
         # the widest tilt that the clearance lets through at this depth
         room = (2.0 * options.clearance / depth.clamp(min=0.004)).clamp(max=max_tilt)
@@ -60,7 +61,7 @@ def sample_poses(task: Assembly, tag: str, count: int, generator: torch.Generato
     elif tag == "near":
         height = log_uniform(0.0003, 0.03)
         depth = -height
-        lateral = (0.0005 + 0.5 * height)[:, None] * signed(count, 2)
+        lateral = (0.0003 + 0.4 * height)[:, None] * signed(count, 2)
         share = (height / 0.03).clamp(min=0.05)
         tilt, twist = max_tilt * share * uniform(count), max_yaw * share * signed(count)
     else:
@@ -119,7 +120,7 @@ def settle(task: Assembly, engine: Engine, poses: dict[str, Tensor]) -> tuple[Te
 
 def bank_hash(task: Assembly, signature: str) -> str:
     """A hash of everything that decides what the bank of this task holds."""
-    unrelated = ("reward", "randomise", "see_socket", "pose_bias", "pose_noise", "yaw_bias", "episode_s", "success_steps")
+    unrelated = ("reward", "stray_distance", "randomise", "see_socket", "pose_bias", "pose_noise", "yaw_bias", "episode_s", "success_steps")
     kept = {key: value for key, value in asdict(task.options).items() if key not in unrelated}
     return content_hash({"version": VERSION, "signature": signature, "robot": digest(task.arm.spec), "options": kept})
 
