@@ -158,6 +158,8 @@ def _configured(command: str, args: list[str]) -> int:
     overrides, sweep, show = _flags(args)
     # bit-exact resume needs a fixed number of MKL threads, which it reads once, when torch is imported
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+    # threads that spin while they wait make an update ten times slower as soon as anything else wants a core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         from embodied.compose import compose, to_yaml

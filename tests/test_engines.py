@@ -54,7 +54,7 @@ engines = pytest.mark.parametrize("kind", [CpuEngine, pytest.param(WarpEngine, m
 def make(kind: type = CpuEngine, count: int = N, threads: int = 1, model: mujoco.MjModel = MODEL) -> Engine:
     """Worlds at `PLACES` in turn, holding still, nothing of this module's model shared."""
     engine = kind(copy.copy(model), count, TASK.parameters, threads)
-    engine.bind(["sensordata", "qacc", "site_xpos"])
+    engine.bind(["sensordata", "qacc", "site_xpos", "actuator_length"])
     socket = torch.tensor([*CENTRE, MOUTH_HEIGHT], dtype=torch.float64)
     down = torch.tensor(REFERENCE_QUAT, dtype=torch.float64).expand(count, 4)
     offsets = torch.tensor([OFFSETS[PLACES[i % len(PLACES)]] for i in range(count)], dtype=torch.float64)
@@ -275,9 +275,9 @@ def test_parameters_do_what_a_rebuilt_model_does(kind):
     engine.forward()
     for world in (2, 3):
         rebuilt, nominal = plain(model, engine, world), plain(MODEL, engine, world)
-        force = np.abs(rebuilt.qacc).max()
-        tolerance = force * (1e-7 if kind is CpuEngine else 1e-3)  # what `read` rounds to; float32 in contact
-        assert np.abs(rebuilt.qacc - nominal.qacc).max() > 10 * tolerance
+        # what `read` rounds to; what float32 does in contact, see below. Constants left as they were cost 0.04 rad/s^2
+        tolerance = 1e-6 if kind is CpuEngine else 2.5e-2
+        assert np.abs(rebuilt.qacc - nominal.qacc).max() > 1.0
         np.testing.assert_allclose(engine.read("qacc")[world], rebuilt.qacc, atol=tolerance)
 
 
@@ -437,9 +437,8 @@ def test_warp_agrees_with_c():
         np.testing.assert_allclose(sensors[~late], data.sensordata[~late], atol=5e-7)
         np.testing.assert_allclose(sensors[contact], data.sensordata[contact], atol=3e-7)
         # free: 1e-7 m times 1500 N/m; in contact: 1e-7 m over the contact's time constant squared, (4 ms)^2, are
-        # 6e-3 m/s^2 at the tip, and more at a light joint. Of what contact itself does, some 100 rad/s^2, it is 0.5 %
-        force = np.abs(data.qacc).max()
-        np.testing.assert_allclose(engine.read("qacc")[i], data.qacc, atol=5e-3 * force if touching else 1e-3)
+        # 6e-3 m/s^2 at the tip, and more rad/s^2 at a light joint, of some 100 rad/s^2 that contact itself causes
+        np.testing.assert_allclose(engine.read("qacc")[i], data.qacc, atol=5e-2 if touching else 1e-3)
         np.testing.assert_allclose(sensors[late], data.sensordata[late], atol=3e-2 if touching else 1e-4, rtol=1e-4)
     # after a step, what depends on accelerations is of before it, all else of after it
     engine.step(1)

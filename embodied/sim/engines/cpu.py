@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mujoco
@@ -16,8 +16,9 @@ from embodied.sim.engines import HEALTH_BITS, model_signature
 from embodied.spec.registry import register
 
 _STATE_FIELDS = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "xfrc_applied", "mocap_pos", "mocap_quat")
-_WARNINGS = [int(getattr(mujoco.mjtWarning, name)) for name in ("mjWARN_INERTIA", "mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")]  # fmt: skip
-_OVERFLOWS = [int(getattr(mujoco.mjtWarning, name)) for name in ("mjWARN_CONTACTFULL", "mjWARN_CNSTRFULL")]
+_KINDS = mujoco.mjtWarning
+_OVERFLOWS = [int(_KINDS.mjWARN_CONTACTFULL), int(_KINDS.mjWARN_CNSTRFULL)]
+_WARNINGS = [kind for kind in range(int(_KINDS.mjNWARNING)) if kind not in _OVERFLOWS]
 
 
 @dataclass
@@ -47,18 +48,24 @@ class CpuEngine:
         self._warnings = self._batch.warning[..., 1]
         self._seen = self._warnings.copy()
         self._state_size = self._batch.state.shape[1]
+        self._bound: set[str] = set()
         self._batch.forward()
         self.default_row = self.get_state()[:1].clone()
 
     def bind(self, names: Sequence[str]) -> None:
         """Have the engine keep these fields for `read`; naming them before the first step avoids an extra pass."""
-        for name in names:
+        fresh = [name for name in names if name not in self._bound and name not in _STATE_FIELDS]
+        for name in fresh:
             self._batch.bind(name)
-        self._batch.forward()
+        self._bound.update(fresh)
+        if fresh:
+            # a derived field is zero until the next call
+            self._guarded(self._batch.forward)
 
     def read(self, name: str) -> Tensor:
         """A float32 copy [N, ...] of a MuJoCo field; see `Engine.read` for what is current."""
-        return torch.from_numpy(np.ascontiguousarray(self._batch.bind(name), np.float32).copy())
+        self.bind([name])
+        return torch.from_numpy(self._batch.bind(name).astype(np.float32))
 
     def write(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Write a state or control field; rows that are not finite are refused and flagged."""
@@ -155,9 +162,9 @@ class CpuEngine:
     def _ids(self, mask: Tensor | None) -> np.ndarray | None:
         return None if mask is None else np.flatnonzero(mask.numpy())
 
-    def _guarded(self, call: object) -> None:
+    def _guarded(self, call: Callable[[], None]) -> None:
         try:
-            call()  # type: ignore[operator]
+            call()
         except SimulationError as error:
             # the failing worlds keep their state, the others ran to the end
             self._bits[error.ids] |= HEALTH_BITS["engine_error"]
