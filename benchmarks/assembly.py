@@ -68,7 +68,9 @@ def main() -> None:
     results = json.loads(file.read_text()) if file.exists() else {}
     host = {
         "date": datetime.date.today().isoformat(),
-        "cpu": next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"),
+        "cpu": next(
+            (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
+        ),
         "cores": psutil.cpu_count(),
         "machine": platform.machine(),
     }

@@ -160,6 +160,11 @@ def _configured(command: str, args: list[str]) -> int:
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     # threads that spin while they wait make an update ten times slower as soon as anything else wants a core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if command == "play" and "MUJOCO_GL" not in os.environ:
+        from embodied.doctor import offscreen_backend
+
+        # MuJoCo takes its GL backend from here when it is imported, and by default wants a window
+        os.environ["MUJOCO_GL"] = offscreen_backend() or "egl"
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         from embodied.compose import compose, to_yaml

@@ -92,17 +92,23 @@ def _warp() -> Iterator[Check]:
         yield Check("ok", f"MuJoCo Warp {importlib.metadata.version('mujoco-warp')}")
 
 
+BACKENDS = ("cgl",) if sys.platform == "darwin" else ("egl", "osmesa")
+
+
+def offscreen_backend() -> str | None:
+    """The first GL backend that really renders here, None if none does. Takes a second: it tries."""
+    return next((name for name in BACKENDS if _render_error(name) is None), None)
+
+
 def _rendering() -> Iterator[Check]:
-    backends = ("cgl",) if sys.platform == "darwin" else ("egl", "osmesa")
+    backends = BACKENDS
     errors = {name: _render_error(name) for name in backends}
     usable = [name for name in backends if errors[name] is None]
     if usable:
         yield Check("ok", f"offscreen rendering: {', '.join(usable)} (MUJOCO_GL={usable[0]} selects it)")
         return
     reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-    mend = (
-        "apt-get install libegl1 libgl1-mesa-dri libosmesa6" if sys.platform == "linux" else "run in a desktop session"
-    )
+    mend = "apt-get install libegl1 libgl1-mesa-dri libosmesa6" if sys.platform == "linux" else "run in a desktop session"
     yield Check("warn", f"offscreen rendering: none works, so no videos and no camera observations ({reasons})", mend)
 
 

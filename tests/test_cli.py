@@ -316,9 +316,7 @@ def misspelt(draw):
     key = draw(st.sampled_from(KEYS))
     at = draw(st.integers(0, len(key) - 1))
     letter = draw(st.sampled_from(LETTERS))
-    return draw(
-        st.sampled_from([key[:at] + key[at + 1 :], key[:at] + letter + key[at + 1 :], key[:at] + letter + key[at:]])
-    )
+    return draw(st.sampled_from([key[:at] + key[at + 1 :], key[:at] + letter + key[at + 1 :], key[:at] + letter + key[at:]]))
 
 
 def is_refused(*argv: str) -> None:

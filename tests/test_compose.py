@@ -259,9 +259,7 @@ def test_a_name_too_long_is_refused(fake):
 
 
 def test_resume_takes_the_saved_configuration_and_a_new_budget(fake):
-    run = save(
-        fake / "a", "seed=5", "sampler=patient", "task.weights={b:2}", "task.limits=[3,4]", "budget.iterations=10"
-    )
+    run = save(fake / "a", "seed=5", "sampler=patient", "task.weights={b:2}", "task.limits=[3,4]", "budget.iterations=10")
     invocation = compose("train", [f"resume={run}", "budget.iterations=20"])
     saved = yaml.safe_load((run / "config.yaml").read_text())
     saved["budget"]["iterations"] = 20

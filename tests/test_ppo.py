@@ -296,9 +296,7 @@ def learn_on_rank(rank: int, folder: str) -> None:
     ppo.update()
     collect(ppo, env, obs)
     ppo.update()
-    torch.save(
-        {"actions": actions, "policy": policy.state_dict(), "critic": ppo.critic.state_dict()}, f"{folder}/{rank}.pt"
-    )
+    torch.save({"actions": actions, "policy": policy.state_dict(), "critic": ppo.critic.state_dict()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 

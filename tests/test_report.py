@@ -341,9 +341,7 @@ def numbers(path):
 
 
 def test_a_line_runs_where_its_points_are():
-    chart = charts.line_chart(
-        "t", [Line("a & b", [(0, 0.0), (500, 0.5), (1000, 1.0)])], Axis("x"), Axis("", percent=True)
-    )
+    chart = charts.line_chart("t", [Line("a & b", [(0, 0.0), (500, 0.5), (1000, 1.0)])], Axis("x"), Axis("", percent=True))
     svg = ElementTree.fromstring(SVG.search(chart)[0])
     _, _, width, height = numbers(svg.get("viewBox"))
     (curve,) = [e for e in svg.iter("path") if "line" in e.get("class").split()]

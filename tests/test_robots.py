@@ -107,9 +107,7 @@ def test_an_independent_model_agrees(model: mujoco.MjModel) -> None:
     for joint in ARM.spec.joint_names:
         assert model.joint(joint).range == pytest.approx(other.joint(joint).range)
         assert model.joint(joint).armature == pytest.approx(other.joint(joint).armature)
-        assert model.jnt_actfrcrange[model.joint(joint).id] == pytest.approx(
-            other.jnt_actfrcrange[other.joint(joint).id]
-        )
+        assert model.jnt_actfrcrange[model.joint(joint).id] == pytest.approx(other.jnt_actfrcrange[other.joint(joint).id])
         link, its = model.joint(joint).bodyid[0], other.joint(joint).bodyid[0]
         assert model.body_mass[link] == pytest.approx(other.body_mass[its], rel=1e-4)
         np.testing.assert_allclose(np.sort(model.body_inertia[link]), np.sort(other.body_inertia[its]), rtol=2e-2, atol=1e-6)

@@ -70,13 +70,9 @@ class Reference:
 def histories(draw_):
     num_slots, history = draw_(st.integers(1, 5)), draw_(st.integers(1, 12))
     # runs of equal outcomes, so that slots are mastered and forgotten
-    row = st.tuples(
-        st.integers(-1, num_slots - 1), st.sampled_from([True, True, False]), st.sampled_from([True] * 4 + [False])
-    )
+    row = st.tuples(st.integers(-1, num_slots - 1), st.sampled_from([True, True, False]), st.sampled_from([True] * 4 + [False]))
     run = st.tuples(row, st.integers(1, 15)).map(lambda pair: [pair[0]] * pair[1])
-    call = st.lists(st.one_of(row.map(lambda r: [r]), run), max_size=8).map(
-        lambda runs: [r for run in runs for r in run]
-    )
+    call = st.lists(st.one_of(row.map(lambda r: [r]), run), max_size=8).map(lambda runs: [r for run in runs for r in run])
     return num_slots, history, draw_(st.sampled_from(["visits", "history"])), draw_(st.lists(call, max_size=8))
 
 
@@ -121,9 +117,7 @@ def test_forgotten_counts_falls_from_mastered_to_unsolved():
 
     def add(slot, successes, failures):
         outcomes = [True] * successes + [False] * failures
-        table.record(
-            torch.full((len(outcomes),), slot), torch.tensor(outcomes), torch.ones(len(outcomes), dtype=torch.bool)
-        )
+        table.record(torch.full((len(outcomes),), slot), torch.tensor(outcomes), torch.ones(len(outcomes), dtype=torch.bool))
         return table.forgotten.item()
 
     assert add(1, 9, 0) == 0 and add(1, 0, 9) == 0  # nine outcomes say too little to call a slot mastered
@@ -234,9 +228,7 @@ def test_rescored_only_after_a_record():
     record(sampler, [0, 0, 1], [True, False, False])
     sampler.sample()
     # 1 of 2, 0 of 1, and three never seen, which count as unsolved
-    assert torch.equal(
-        sampler.probabilities, probabilities(torch.tensor([0.5, 0.0, 0.0, 0.0, 0.0]), SuccessGuidedOptions())
-    )
+    assert torch.equal(sampler.probabilities, probabilities(torch.tensor([0.5, 0.0, 0.0, 0.0, 0.0]), SuccessGuidedOptions()))
 
 
 def test_rate_by_history_counts_missing_outcomes_as_failures():
@@ -288,9 +280,7 @@ def test_checkpoint_gives_bit_equal_draws(cls, options):
 
     for _ in range(5):
         go_on(sampler, sampler.sample(), torch.rand(8, generator=generator) < 0.5)
-    assert not torch.equal(
-        torch.stack([sampler.sample() for _ in range(4)]), torch.stack([other.sample() for _ in range(4)])
-    )
+    assert not torch.equal(torch.stack([sampler.sample() for _ in range(4)]), torch.stack([other.sample() for _ in range(4)]))
     file = io.BytesIO()
     torch.save(sampler.state_dict(), file)
     kept = sampler.state_dict()
@@ -306,9 +296,7 @@ def test_checkpoint_gives_bit_equal_draws(cls, options):
 
 
 @pytest.mark.parametrize(("cls", "options"), SAMPLERS)
-@pytest.mark.parametrize(
-    ("change", "what"), [({"bank_hash": "b2"}, "bank b2"), ({"num_slots": 6}, "6 slots"), ({}, "x 7")]
-)
+@pytest.mark.parametrize(("change", "what"), [({"bank_hash": "b2"}, "bank b2"), ({"num_slots": 6}, "6 slots"), ({}, "x 7")])
 def test_table_of_another_bank_is_refused(cls, options, change, what):
     foreign = make(cls, options() if change else options(history=7), **change)
     record(foreign, [0, 1], [True, True])

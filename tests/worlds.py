@@ -48,7 +48,14 @@ def make_env(
 ) -> WorldsEnv:
     task, bank = make_task(**changes), small_bank()
     sampler = SuccessGuided(
-        SuccessGuidedOptions(), num_worlds, len(bank.tags), bank.tags, bank.tag_names, bank.hash, seed, torch.device("cpu")
+        SuccessGuidedOptions(),
+        num_worlds,
+        len(bank.tags),
+        bank.tags,
+        bank.tag_names,
+        bank.hash,
+        seed,
+        torch.device("cpu"),
     )
     return WorldsEnv(make_engine(task, num_worlds), task, sampler, bank, randomise, stagger, warn)
 

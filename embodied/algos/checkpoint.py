@@ -60,9 +60,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         content = torch.load(path, map_location=device, weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(
-            f"checkpoint {path} cannot be read ({first[:120]}): give a run folder or its checkpoints/*.pt"
-        ) from None
+        raise BadInput(f"checkpoint {path} cannot be read ({first[:120]}): give a run folder or its checkpoints/*.pt") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise BadInput(f"{path} is not a checkpoint of embodied: give a run folder or its checkpoints/*.pt")
     return content

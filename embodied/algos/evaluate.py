@@ -55,8 +55,6 @@ def evaluate(env: VecEnv, policy: Policy, seed: int, deterministic: bool = True)
         invalid |= now & info["invalid"]
         episode_return = torch.where(now, info["episode"]["return"], episode_return)
         length = torch.where(now, info["episode"]["length"], length)
-        errors = {
-            name: torch.where(now, x, errors.get(name, torch.zeros_like(x))) for name, x in info["errors"].items()
-        }
+        errors = {name: torch.where(now, x, errors.get(name, torch.zeros_like(x))) for name, x in info["errors"].items()}
         done |= now
     return Evaluation(success, invalid, episode_return, length, errors)

@@ -76,9 +76,7 @@ class PPO:
         self.steps_per_iteration = options.num_steps
         self.device = torch.device(device)
         rank = dist.get_rank() if rank_count() > 1 else 0
-        noise_seed, permutation_seed, critic_seed = (
-            int(s) for s in np.random.SeedSequence([seed, rank]).generate_state(3)
-        )
+        noise_seed, permutation_seed, critic_seed = (int(s) for s in np.random.SeedSequence([seed, rank]).generate_state(3))
         self.policy = policy.to(self.device)
         self.policy.seed(noise_seed)
         self.generator = torch.Generator(self.device).manual_seed(permutation_seed)

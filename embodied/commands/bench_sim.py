@@ -7,6 +7,7 @@ does falls on all alike; the ratios are medians over rounds.
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import time
@@ -72,7 +73,7 @@ def run(invocation: Invocation) -> int:
         start = engine.get_state()
         actions = _actions(trainer, steps)
         # recorded once, timed twice: what is kept for the replay must not slow what is timed
-        snapshot = env.state_dict()
+        snapshot = copy.deepcopy(env.state_dict())
         env.engine = recorder  # type: ignore[assignment]
         with single_threaded(num_worlds):
             for action in actions:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from embodied.algos import checkpoint
 from embodied.algos.evaluate import evaluate
@@ -89,7 +88,13 @@ def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tupl
     env = make_training_env(config, task, say)
     policy = make_policy(config, env.obs_sizes, env.action_size)
     learner = registry.find("algo", config["algo"]["name"]).build(
-        options("algo", config), policy, env.obs_sizes, env.action_size, env.num_worlds, config["device"], config["seed"]
+        options("algo", config),
+        policy,
+        env.obs_sizes,
+        env.action_size,
+        env.num_worlds,
+        config["device"],
+        config["seed"],
     )
     return Trainer(env, learner), policy
 

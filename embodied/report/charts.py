@@ -87,9 +87,7 @@ def heat_map(title: str, columns: Sequence[tuple[float, Sequence[float]]], rows:
         f'<text class="tick" text-anchor="end" x="{LEFT - 5}" y="{frame.y(r + 0.5) + 4:.1f}">{escape(name)}</text>'
         for r, name in enumerate(rows)
     )
-    frame_line = (
-        f'<rect class="axis" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"/>'
-    )
+    frame_line = f'<rect class="axis" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"/>'
     legend = '<span>share 0 % <i class="ramp"></i> 100 %</span>'
     return _figure(title, "".join(parts) + frame_line + labels + _x_axis(frame, x), legend)
 

@@ -60,9 +60,7 @@ class MetricsLog:
         step = values["env_steps"]
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        scalars = [
-            Summary.Value(tag=key, simple_value=float(v)) for key, v in values.items() if isinstance(v, int | float)
-        ]
+        scalars = [Summary.Value(tag=key, simple_value=float(v)) for key, v in values.items() if isinstance(v, int | float)]
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def close(self) -> None:
@@ -73,9 +71,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

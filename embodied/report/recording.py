@@ -187,9 +187,7 @@ class RerunRecording:
     def __enter__(self) -> RerunRecording:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _log(self, entity: str, what: rerun.AsComponents, static: bool = False) -> None:

@@ -1,0 +1,1 @@
+"""Worlds: engines, environment, resets, samplers, robots, tasks."""

@@ -27,31 +27,47 @@ class Task(Protocol):
     time_limit_fails: bool
     """The time limit is part of the problem: reaching it is a failure, worth nothing more. Else it truncates."""
 
-    def randomise(
-        self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool
-    ) -> dict[str, Tensor]: ...
+    def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
+        """Draw the physics of the worlds of `mask` from nominal (`on` false: nominal) and commit it; what was drawn [N]."""
+        ...
 
-    def start(self, engine: Engine, factors: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]: ...
+    def start(self, engine: Engine, factors: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """The state at an episode's beginning, of every world; the environment keeps the rows that it needs."""
+        ...
 
-    def command(
-        self, engine: Engine, action: Tensor, state: dict[str, Tensor], readings: dict[str, Tensor]
-    ) -> None: ...
+    def command(self, engine: Engine, action: Tensor, state: dict[str, Tensor], readings: dict[str, Tensor]) -> None:
+        """Turn an action [N, A] and the readings that the policy had into controls."""
+        ...
 
     def look(
         self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """True readings, and those that the policy gets."""
+        ...
 
-    def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs: ...
+    def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:
+        """Observation groups; `state["elapsed"]` [N] is the share of the episode that is over."""
+        ...
 
-    def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]: ...
+    def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward [N] (the environment adds `failure_cost`), success and failure bool [N]."""
+        ...
 
-    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]: ...
+    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The task's own error figures by name, [N]."""
+        ...
 
-    def bank_hash(self, signature: str) -> str: ...
+    def bank_hash(self, signature: str) -> str:
+        """A hash of everything that decides what the training bank holds on the engine of that signature."""
+        ...
 
-    def make_bank(self, engine: Engine) -> ResetBank: ...
+    def make_bank(self, engine: Engine) -> ResetBank:
+        """The training bank; the engine's worlds are used up."""
+        ...
 
-    def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor: ...
+    def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor:
+        """Rows [N, S] to evaluate from, independent of the bank."""
+        ...
 
 
 def _choose(mask: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -122,7 +138,7 @@ class WorldsEnv:
         bad_action = ~torch.isfinite(action).all(-1)
         task.command(engine, torch.where(bad_action[:, None], 0.0, action), self._state, self._seen)
         engine.step(task.substeps)
-        self._steps += 1
+        self._steps = self._steps + 1
         self._mark_time()
         truth, seen = task.look(engine, self._state, self._generator)
         final_obs = task.observe(truth, seen, self._state)
@@ -142,7 +158,7 @@ class WorldsEnv:
         # whatever a broken world says must not reach a learner
         reward = torch.where(invalid, 0.0, reward)
         final_obs = {name: torch.where(invalid[:, None], self._obs[name], value) for name, value in final_obs.items()}
-        self._returns += reward
+        self._returns = self._returns + reward
         self.sampler.record(torch.where(ended, self._slots, -1), success, ~invalid, self._returns)
         info: dict[str, Any] = {
             "final_obs": final_obs,
@@ -151,12 +167,12 @@ class WorldsEnv:
             "invalid": invalid,
             "episode": {
                 "ended": ended & recorded & ~invalid,
-                "return": self._returns.clone(),
-                "length": self._steps.clone(),
+                "return": self._returns,
+                "length": self._steps,
             },
             "errors": task.errors(truth),
         }
-        self._invalid_total += invalid.sum()
+        self._invalid_total = self._invalid_total + invalid.sum()
         if self._warn is not None and engine.device.type == "cpu" and bool(invalid.any()):
             self._report(invalid, health, bad_action)
         slots = self.sampler.sample()

@@ -93,9 +93,13 @@ class Sampler(Protocol):
         """Scalars (0-d tensors) that show what the sampler does, without the `sampler/` prefix."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next: tensors and plain data."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        ...
 
 
 class VecEnv(Protocol):
@@ -107,7 +111,9 @@ class VecEnv(Protocol):
     obs_sizes: dict[str, int]
     max_episode_steps: int
 
-    def reset(self, seed: int) -> Obs: ...
+    def reset(self, seed: int) -> Obs:
+        """Start every world; the seed decides everything that follows."""
+        ...
 
     def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take action [N, A] in [-1, 1] (clipped here) and return obs, reward [N], terminated [N], truncated [N], info.
@@ -122,7 +128,9 @@ class VecEnv(Protocol):
         """Scalars (0-d tensors) with their full names: `sampler/*`, `health/*`."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next: tensors and plain data."""
+        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Obs:
         """Restore, and return the present observation."""
@@ -151,9 +159,13 @@ class Score:
 class Policy(Protocol):
     """A brain. With unchanged weights `evaluate(obs, act(obs).trace)` returns the recorded log_prob exactly."""
 
-    def act(self, obs: Obs, carry: Any = None, deterministic: bool = False) -> Step: ...
+    def act(self, obs: Obs, carry: Any = None, deterministic: bool = False) -> Step:
+        """Sample an action, or take the most likely one."""
+        ...
 
-    def evaluate(self, obs: Obs, trace: Any, carry: Any = None, starts: Tensor | None = None) -> Score: ...
+    def evaluate(self, obs: Obs, trace: Any, carry: Any = None, starts: Tensor | None = None) -> Score:
+        """Score recorded actions; `starts` bool marks episode beginnings, for recurrence."""
+        ...
 
 
 class Learner(Protocol):
@@ -173,6 +185,10 @@ class Learner(Protocol):
         """Learn from what was observed since the last update; scalars (0-d tensors, still on the device) by name."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next: tensors and plain data."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        ...

@@ -41,7 +41,7 @@ def quat_conjugate(q: Array) -> Array:
 
 
 def rotate(q: Array, v: Array) -> Array:
-    """v turned by q: from the frame whose orientation q is, into q's reference frame, [..., 3]."""
+    """V turned by q: from the frame whose orientation q is, into q's reference frame, [..., 3]."""
     cross = namespace(v).linalg.cross
     axis = q[..., 1:]
     t = cross(axis, 2.0 * v)
@@ -49,7 +49,7 @@ def rotate(q: Array, v: Array) -> Array:
 
 
 def rotate_inverse(q: Array, v: Array) -> Array:
-    """v turned back by q: from q's reference frame into the frame whose orientation q is, [..., 3]."""
+    """V turned back by q: from q's reference frame into the frame whose orientation q is, [..., 3]."""
     cross = namespace(v).linalg.cross
     axis = q[..., 1:]
     t = cross(2.0 * v, axis)
@@ -76,5 +76,5 @@ def rotvec_to_quat(r: Array) -> Array:
 
 
 def normalise(q: Array) -> Array:
-    """q brought back to unit length, [..., 4]."""
+    """Q brought back to unit length, [..., 4]."""
     return q / namespace(q).sqrt((q * q).sum(-1))[..., None]

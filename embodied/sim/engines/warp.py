@@ -46,9 +46,7 @@ class WarpOptions:
 class WarpEngine:
     """MuJoCo Warp on a CUDA GPU, float32; without one on Warp's CPU device, slowly, to compare engines."""
 
-    def __init__(
-        self, model: mujoco.MjModel, num_worlds: int, parameters: Sequence[str] = (), threads: int = 0
-    ) -> None:
+    def __init__(self, model: mujoco.MjModel, num_worlds: int, parameters: Sequence[str] = (), threads: int = 0) -> None:
         """N copies of `model`, whose fields named in `parameters` may differ between worlds; `threads` is not used.
 
         Raises:

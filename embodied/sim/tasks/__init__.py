@@ -1,0 +1,1 @@
+"""Tasks, each in its own file."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import mujoco
 import torch
 from torch import Tensor
 
-from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.resets import ResetBank
+from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.tasks import assembly_starts
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, SIDES, PegGeometry, build_cell, wall_geoms
 from embodied.spec.errors import BadInput, nearest
@@ -139,7 +138,7 @@ class Assembly:
             "clearance": ("geom_pos", (slice(walls[0][0], walls[-1][0] + 1), slice(0, 2))),
         }
         self._knobs = {
-            name: (field, where, torch.tensor(getattr(self.model, field)[where])) for name, (field, where) in knobs.items()
+            name: (key, where, torch.tensor(getattr(self.model, key)[where])) for name, (key, where) in knobs.items()
         }
 
     @staticmethod
@@ -188,12 +187,12 @@ class Assembly:
         return factors
 
     def _set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
-        for name, (field, where, nominal) in self._knobs.items():
-            live = engine.parameters(field)[(slice(None), *where)]
+        for name, (model_field, where, nominal) in self._knobs.items():
+            live = engine.parameters(model_field)[(slice(None), *where)]
             shape = (-1, *[1] * (live.ndim - 1))
             factor = factors[name.split()[0]].to(live.dtype).view(shape)
             nominal = nominal.to(live.device)
-            if field == "geom_pos":
+            if model_field == "geom_pos":
                 values = nominal + (factor - 1.0) * self.options.clearance * self._outward.to(live.device)
             else:
                 values = nominal * factor

@@ -120,7 +120,17 @@ def settle(task: Assembly, engine: Engine, poses: dict[str, Tensor]) -> tuple[Te
 
 def bank_hash(task: Assembly, signature: str) -> str:
     """A hash of everything that decides what the bank of this task holds."""
-    unrelated = ("reward", "stray_distance", "randomise", "see_socket", "pose_bias", "pose_noise", "yaw_bias", "episode_s", "success_steps")
+    unrelated = (
+        "reward",
+        "stray_distance",
+        "randomise",
+        "see_socket",
+        "pose_bias",
+        "pose_noise",
+        "yaw_bias",
+        "episode_s",
+        "success_steps",
+    )
     kept = {key: value for key, value in asdict(task.options).items() if key not in unrelated}
     return content_hash({"version": VERSION, "signature": signature, "robot": digest(task.arm.spec), "options": kept})
 

@@ -69,9 +69,7 @@ def build_cell(arm: Arm, peg: PegGeometry, clearance: float) -> mujoco.MjSpec:
     for side in SIDES:
         for name, (pos, size, quat) in zip(wall_geoms(side), _wall(side, peg, half + clearance), strict=True):
             rgba = [0.35, 0.45, 0.6, 1] if not name.startswith("chamfer") else [0.8, 0.8, 0.3, 1]
-            socket.add_geom(
-                name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, quat=quat, rgba=rgba, **VISUAL
-            )
+            socket.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, quat=quat, rgba=rgba, **VISUAL)
     low = (peg.hole + MOUTH_HEIGHT) / 2
     outer = half + clearance + peg.wall
     socket.add_geom(
