@@ -82,20 +82,18 @@ def test_final_obs_is_the_true_last_observation_and_never_a_view() -> None:
 def test_first_episodes_are_staggered_and_record_nothing() -> None:
     env = make_env(num_worlds=32, episode_s=0.8)
     env.reset(0)
-    visits = env.sampler.table.visits
-    ends = torch.zeros(20)
-    counted = torch.zeros(32, dtype=torch.bool)
+    ends, counted = torch.zeros(20), 0
     first = torch.ones(32, dtype=torch.bool)
     for t, a in enumerate(actions(env, 20)):
         *_, terminated, truncated, info = env.step(a)
-        ended = terminated | truncated
         assert not bool((info["episode"]["ended"] & first).any())
         ends[t] = (truncated & first).sum()
-        first &= ~ended
-        counted |= info["episode"]["ended"]
+        first &= ~(terminated | truncated)
+        counted += int(info["episode"]["ended"].sum())
     assert (ends > 0).sum() > 8
     assert not bool(first.any())
-    assert int(visits.sum()) == int(counted.sum()) or int(visits.sum()) > 0
+    # the table's last row is where records of nothing go
+    assert int(env.sampler.table.visits[:-1].sum()) == counted
 
 
 def test_reaching_the_time_limit_is_a_failure_that_ends_the_episode() -> None:
@@ -111,7 +109,7 @@ def test_reaching_the_time_limit_is_a_failure_that_ends_the_episode() -> None:
         assert bool(terminated.all()) == bool(info["failure"].all()) == (t == 14)
         assert not bool(truncated.any())
         torch.testing.assert_close(reward, torch.full((8,), -1.0 if t == 14 else 0.0), atol=0.01, rtol=0)
-    assert int(env.sampler.table.visits.sum()) == 8
+    assert int(env.sampler.table.visits[:-1].sum()) == 8
     assert bool(info["episode"]["ended"].all())
 
 
@@ -124,7 +122,7 @@ def test_a_staggered_first_end_truncates_and_is_no_failure() -> None:
         early = truncated & first
         assert not bool((truncated & ~first).any())
         assert not bool((info["failure"] & early).any())
-        assert reward[early].abs().max().item() < 0.01 if bool(early.any()) else True
+        assert float(torch.where(early, reward.abs(), 0.0).max()) < 0.01
         first &= ~(terminated | truncated)
 
 
@@ -254,7 +252,7 @@ def test_bank_starts_are_where_their_tags_say() -> None:
     assert (depth[near] < 0.001).all() and (distance[near] < 0.04).all()
     assert (distance[far] > 0.029).all() and (distance[far] < 0.101).all()
     assert (data[:, task.sensors["contact"]] > -0.0003).all()
-    assert torch.bincount(bank.tags).tolist() == [19, 26, 19]
+    assert torch.bincount(bank.tags).tolist() == [26, 22, 16]  # .4, .35 and .25 of 64, the rest to the largest
 
 
 def test_fresh_starts_are_far_tilted_at_most_ten_degrees_and_follow_their_seed() -> None:

@@ -181,12 +181,20 @@ class WorldsEnv:
         self._steps = torch.where(ended, 0, self._steps)
         self._returns = torch.where(ended, 0.0, self._returns)
         self._mark_time()
-        truth, fresh = task.look(engine, self._state, self._generator)
-        fresh_obs = task.observe(truth, fresh, self._state)
-        # worlds that go on keep what they saw: looking twice would draw their noise twice
-        self._seen = _choose(ended, fresh, seen)
-        self._obs = _choose(ended, fresh_obs, final_obs)
+        self._obs = self._look_after_reset(ended, seen, final_obs)
         return self._obs, reward, terminated, truncated, info
+
+    def _look_after_reset(self, ended: Tensor, seen: dict[str, Tensor], final_obs: Obs) -> Obs:
+        """Observations of the new episodes; worlds that go on keep what they saw, for looking twice would draw noise twice."""
+        truth, fresh = self.task.look(self.engine, self._state, self._generator)
+        self._seen = _choose(ended, fresh, seen)
+        if self.device.type != "cpu":
+            return _choose(ended, self.task.observe(truth, fresh, self._state), final_obs)
+        # few worlds end in a step, and a CPU need not avoid shapes that depend on data
+        ids = torch.nonzero(ended)[:, 0]
+        parts = ({name: x[ids] for name, x in values.items()} for values in (truth, fresh, self._state))
+        new = self.task.observe(*parts)
+        return {name: x.index_copy(0, ids, new[name]) for name, x in final_obs.items()}
 
     def _report(self, invalid: Tensor, health: Tensor, bad_action: Tensor) -> None:
         for world in torch.nonzero(invalid)[:4, 0].tolist():

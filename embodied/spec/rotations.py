@@ -22,17 +22,9 @@ def namespace(x: Array) -> Any:
 def quat_multiply(p: Array, q: Array) -> Array:
     """The rotation q followed by p: p q, [..., 4]."""
     xp = namespace(p)
-    pw, px, py, pz = p[..., 0], p[..., 1], p[..., 2], p[..., 3]
-    qw, qx, qy, qz = q[..., 0], q[..., 1], q[..., 2], q[..., 3]
-    return xp.stack(
-        [
-            pw * qw - px * qx - py * qy - pz * qz,
-            pw * qx + px * qw + py * qz - pz * qy,
-            pw * qy - px * qz + py * qw + pz * qx,
-            pw * qz + px * qy - py * qx + pz * qw,
-        ],
-        -1,
-    )
+    pw, pv, qw, qv = p[..., :1], p[..., 1:], q[..., :1], q[..., 1:]
+    scalar = pw * qw - (pv * qv).sum(-1)[..., None]
+    return xp.concatenate([scalar, pw * qv + qw * pv + xp.linalg.cross(pv, qv)], -1)
 
 
 def quat_conjugate(q: Array) -> Array:
