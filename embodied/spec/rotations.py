@@ -51,8 +51,8 @@ def rotate_inverse(q: Array, v: Array) -> Array:
 def quat_to_rotvec(q: Array) -> Array:
     """The rotation vector of least length (at most pi), [..., 3]."""
     xp = namespace(q)
-    sign = xp.where(q[..., :1] < 0, -xp.ones_like(q[..., :1]), xp.ones_like(q[..., :1]))
-    w, v = q[..., :1] * sign, q[..., 1:] * sign
+    q = xp.where(q[..., :1] < 0, -q, q)
+    w, v = q[..., :1], q[..., 1:]
     sine = xp.sqrt((v * v).sum(-1))[..., None]
     # below 1e-6 the series 2 (1 + sine^2 / 6) is exact in float32
     factor = xp.where(sine > 1e-6, 2.0 * xp.arctan2(sine, w) / xp.clip(sine, 1e-12, None), 2.0 + sine * sine / 3.0)
