@@ -22,8 +22,8 @@ FORMAT = "embodied-checkpoint-1"
 def runtime() -> dict[str, str | int]:
     """What must be equal for a run to continue bit-exactly, beside the code."""
     return {
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        "torch": str(torch.__version__),  # a class of its own, which a safe load refuses
+        "numpy": str(np.__version__),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
