@@ -191,5 +191,5 @@ def test_policy_and_critic_say_what_is_wrong():
         Critic({"policy": 5}, [8])
     with pytest.raises(BadInput, match="no observation group 'policy', only critic"):
         GaussianPolicy(MLPOptions(), {"critic": 5}, 2)
-    with pytest.raises(BadInput, match=r"policy\.min_std=0\.9 and policy\.init_std=0\.8"):
+    with pytest.raises(BadInput, match=r"policy\.min_std=0\.9 and policy\.init_std=0\.5"):
         make_policy(min_std=0.9)

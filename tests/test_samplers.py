@@ -166,8 +166,8 @@ def test_sampling_ratios_of_frontier_to_unsolved():
 
 def test_kappa_and_temperature_only_matter_by_their_ratio_above_the_floor():
     rates = torch.linspace(0, 1, 101)
-    a = probabilities(rates, SuccessGuidedOptions(kappa=5.0, temperature=2.0))
-    b = probabilities(rates, SuccessGuidedOptions(kappa=2.5, temperature=1.0))
+    a = probabilities(rates, SuccessGuidedOptions(kappa=5.0, temperature=2.0, floor=1e-8))
+    b = probabilities(rates, SuccessGuidedOptions(kappa=2.5, temperature=1.0, floor=1e-8))
     inner = slice(10, 91)
     assert torch.allclose(a[inner] / a[66], b[inner] / b[66], rtol=1e-3, atol=0)
     assert a[0] / a[66] > 1000 * b[0] / b[66]  # the floor is sqrt(eps) in one and eps in the other
@@ -184,10 +184,10 @@ def test_probabilities_are_a_tempered_beta_density(preset):
     assert rates[got.argmax()] == pytest.approx(options.target, abs=0.01)
 
 
-def test_presets_are_the_papers_and_the_default_is_locomotion_with_a_shorter_history():
+def test_presets_are_the_papers_and_the_default_is_locomotion_scaled_to_few_worlds():
     assert PRESETS["manipulation"] == asdict(SuccessGuidedOptions(100, 0.5, 1.0, 2.0, 1e-4, "visits"))
     assert PRESETS["locomotion"] == asdict(SuccessGuidedOptions(100, 0.66, 5.0, 2.0, 1e-8, "visits"))
-    assert asdict(SuccessGuidedOptions()) == {**PRESETS["locomotion"], "history": 50}
+    assert asdict(SuccessGuidedOptions()) == {**PRESETS["locomotion"], "history": 32, "floor": 1e-6}
 
 
 def counts_of(sampler, draws):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from embodied.policies.networks import mlp
+from embodied.policies.networks import check_mlp, mlp
 from embodied.policies.normaliser import RunningNormaliser
 from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Obs, Score, Step
@@ -47,11 +47,7 @@ class GaussianPolicy(nn.Module):
 
     def __init__(self, options: MLPOptions, obs_sizes: Mapping[str, int], action_size: int) -> None:
         super().__init__()
-        if not 0 < options.min_std < options.init_std:
-            raise BadInput(
-                f"policy.min_std={options.min_std} and policy.init_std={options.init_std}: "
-                "expected 0 < min_std < init_std; exploration starts at init_std and shrinks towards min_std"
-            )
+        self.validate(options)
         size = group_size(obs_sizes, "policy")
         self.min_std = options.min_std
         self.normaliser = RunningNormaliser(size)
@@ -59,6 +55,20 @@ class GaussianPolicy(nn.Module):
         raw = math.log(math.expm1(options.init_std - options.min_std))  # the inverse of softplus
         self.raw_std = nn.Parameter(torch.full((action_size,), raw))
         self.seed(0)
+
+    @staticmethod
+    def validate(options: MLPOptions) -> None:
+        """Check the options before anything is built.
+
+        Raises:
+            BadInput: an unknown activation, a width below 1, or standard deviations that make no sense.
+        """
+        check_mlp(options.hidden, options.activation)
+        if not 0 < options.min_std < options.init_std:
+            raise BadInput(
+                f"policy.min_std={options.min_std} and policy.init_std={options.init_std}: "
+                "expected 0 < min_std < init_std; exploration starts at init_std and shrinks towards min_std"
+            )
 
     def seed(self, seed: int) -> None:
         """Start the stream of action noise anew, on the device where the weights are."""

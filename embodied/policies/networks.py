@@ -20,6 +20,18 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def check_mlp(sizes: Sequence[int], activation: str) -> None:
+    """Refuse what `mlp` could not build.
+
+    Raises:
+        BadInput: an unknown activation or a width below 1.
+    """
+    if activation not in ACTIVATIONS:
+        raise BadInput(f"unknown activation '{activation}': {nearest(activation, ACTIVATIONS)}")
+    if min(sizes, default=1) < 1:
+        raise BadInput(f"a network of widths {list(sizes)}: every width must be at least 1")
+
+
 def mlp(
     sizes: Sequence[int], activation: str, last_gain: float = 1.0, generator: torch.Generator | None = None
 ) -> nn.Sequential:
@@ -36,10 +48,7 @@ def mlp(
     Raises:
         BadInput: an unknown activation or a width below 1.
     """
-    if activation not in ACTIVATIONS:
-        raise BadInput(f"unknown activation '{activation}': {nearest(activation, ACTIVATIONS)}")
-    if min(sizes) < 1:
-        raise BadInput(f"a network of widths {list(sizes)}: every width must be at least 1")
+    check_mlp(sizes, activation)
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         last = i == len(sizes) - 2

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.sim.samplers.table import OutcomeTable
+from embodied.sim.samplers.table import OutcomeTable, check_history
 from embodied.spec.errors import BadInput
 from embodied.spec.registry import register
 
@@ -79,11 +79,7 @@ class SuccessGuided:
         seed: int,
         device: torch.device | str,
     ) -> None:
-        if not 0 < options.target < 1:
-            raise BadInput(f"sampler.target must be between 0 and 1, both excluded, got {options.target}")
-        for name in ("kappa", "temperature", "floor"):
-            if not getattr(options, name) > 0:
-                raise BadInput(f"sampler.{name} must be above 0, got {getattr(options, name)}")
+        self.validate(options)
         self.options = options
         self.table = OutcomeTable(num_slots, options.history, tags, tag_names, bank_hash, device, options.divide_by)
         self.num_worlds = num_worlds
@@ -95,6 +91,20 @@ class SuccessGuided:
         self.probabilities = probabilities(self.table.rates(), self.options)
         self._cumulative = self.probabilities.cumsum(0)
         self._stale = False
+
+    @staticmethod
+    def validate(options: SuccessGuidedOptions) -> None:
+        """Check the options before anything is built.
+
+        Raises:
+            BadInput: one is out of its range.
+        """
+        check_history(options.history, options.divide_by)
+        if not 0 < options.target < 1:
+            raise BadInput(f"sampler.target must be between 0 and 1, both excluded, got {options.target}")
+        for name in ("kappa", "temperature", "floor"):
+            if not getattr(options, name) > 0:
+                raise BadInput(f"sampler.{name} must be above 0, got {getattr(options, name)}")
 
     def sample(self) -> Tensor:
         """One slot a world, int64 [num_worlds], drawn independently."""

@@ -18,6 +18,18 @@ MASTERED, UNSOLVED = 0.9, 0.5  # a slot that reached the first and fell to the s
 MIN_OUTCOMES = 10  # fewer outcomes than these (or than the history holds) do not make a slot mastered
 
 
+def check_history(history: int, divide_by: str = "visits") -> None:
+    """Refuse a history that no table could keep.
+
+    Raises:
+        BadInput: it is shorter than 1, or an unknown way of dividing.
+    """
+    if history < 1:
+        raise BadInput(f"sampler.history must be at least 1, got {history}")
+    if divide_by not in ("visits", "history"):
+        raise BadInput(f"sampler.divide_by must be 'visits' or 'history', got '{divide_by}'")
+
+
 class OutcomeTable:
     """Ring buffers of the last `history` Boolean outcomes of `num_slots` reset configurations.
 
@@ -50,10 +62,7 @@ class OutcomeTable:
     ) -> None:
         if num_slots < 1:
             raise BadInput(f"the reset bank has {num_slots} configurations, at least 1 is needed: generate it again")
-        if history < 1:
-            raise BadInput(f"sampler.history must be at least 1, got {history}")
-        if divide_by not in ("visits", "history"):
-            raise BadInput(f"sampler.divide_by must be 'visits' or 'history', got '{divide_by}'")
+        check_history(history, divide_by)
         if tags.shape != (num_slots,) or not 0 <= int(tags.min()) <= int(tags.max()) < len(tag_names):
             raise BadInput(
                 f"the reset bank's tags must be {num_slots} indices below {len(tag_names)} (its tag names), got shape "

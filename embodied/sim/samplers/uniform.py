@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.sim.samplers.table import OutcomeTable
+from embodied.sim.samplers.table import OutcomeTable, check_history
 from embodied.spec.registry import register
 
 
@@ -39,6 +39,15 @@ class Uniform:
         self.num_worlds = num_worlds
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    @staticmethod
+    def validate(options: UniformOptions) -> None:
+        """Check the options before anything is built.
+
+        Raises:
+            BadInput: the history is shorter than 1.
+        """
+        check_history(options.history)
 
     def sample(self) -> Tensor:
         """One slot a world, int64 [num_worlds]."""
