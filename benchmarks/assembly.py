@@ -96,22 +96,21 @@ def write(file: Path, results: dict) -> None:
     lines = [
         "# `embodied train task=assembly`, no other option",
         "",
-        f"{host['date']}, {host['cores']} cores of {host['cpu']}, made by `python benchmarks/assembly.py`. Success is that of the",
-        "deterministic policy on 500 fresh starts, at least 30 mm from the mouth; wall time counts from the process's start, with",
-        "bank, periodic evaluations and imports, to the iteration that reached the target.",
+        f"{host['date']}, {host['cores']} cores of {host['cpu']}, made by `python benchmarks/assembly.py`. Success is that",
+        "of the deterministic policy on 500 fresh starts, at least 30 mm from the mouth; wall time counts from the process's",
+        "start, with bank, periodic evaluations and imports, to the iteration that reached the target.",
         "",
         "| seed | success | 95 % interval | wall_s | steps | steps/s | peak memory |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['overrides'][0].split('=')[1]} | {r['success_at_end']:.1%} | {r['ci95'][0]:.1%} - {r['ci95'][1]:.1%} | {r['wall_s']:.0f} "
-        f"| {r['env_steps'] / 1e6:.2f} M | {r['steps_per_s']:,} | {r['peak_rss_mb']} MB |"
+        f"| {r['overrides'][0].split('=')[1]} | {r['success_at_end']:.1%} | {r['ci95'][0]:.1%} - {r['ci95'][1]:.1%} "
+        f"| {r['wall_s']:.0f} | {r['env_steps'] / 1e6:.2f} M | {r['steps_per_s']:,} | {r['peak_rss_mb']} MB |"
         for r in runs
     ]
-    lines += [
-        "",
-        f"Median: {statistics.median(r['success_at_end'] for r in runs):.1%} in {statistics.median(r['wall_s'] for r in runs):.0f} s.",
-    ]
+    success = statistics.median(r["success_at_end"] for r in runs)
+    seconds = statistics.median(r["wall_s"] for r in runs)
+    lines += ["", f"Median: {success:.1%} in {seconds:.0f} s."]
     if "controls" in results:
         controls = results["controls"]
         lines += [

@@ -74,7 +74,7 @@ def run(invocation: Invocation) -> int:
         actions = _actions(trainer, steps)
         # recorded once, timed twice: what is kept for the replay must not slow what is timed
         snapshot = copy.deepcopy(env.state_dict())
-        env.engine = recorder  # type: ignore[assignment]
+        env.engine = recorder
         with single_threaded(num_worlds):
             for action in actions:
                 env.step(action)

@@ -127,6 +127,8 @@ class Critic(nn.Module):
         BadInput: no observation group `critic`, or an unknown activation.
     """
 
+    scale: Tensor
+
     def __init__(
         self,
         obs_sizes: Mapping[str, int],

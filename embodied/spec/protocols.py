@@ -77,6 +77,10 @@ class Engine(Protocol):
         """int32 [N]: 0 is healthy; bits are named in `embodied.sim.engines.HEALTH_BITS`."""
         ...
 
+    def render(self, camera: str, ids: Sequence[int], width: int, height: int) -> Tensor:
+        """Pictures uint8 [n, H, W, 3] of the worlds `ids`; a GL context is made at the first call, never before."""
+        ...
+
 
 class Sampler(Protocol):
     """Chooses which reset configuration each world starts from."""
