@@ -86,10 +86,9 @@ def test_n_and_m_iterations_equal_n_save_load_m(tmp_path: Path) -> None:
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
 
-def start(arguments: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "embodied.cli", "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def start(arguments: list[str], output: int = subprocess.DEVNULL) -> subprocess.Popen:
+    command = [sys.executable, "-m", "embodied.cli", "train", *arguments]
+    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
 
 def test_killed_at_20_random_moments_and_resumed_it_equals_a_run_that_was_left_alone(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def rows_of(out: Path) -> int:
 
 def test_ctrl_c_saves_first_and_exits_with_130(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start([*SMALL, f"out={out}", "budget.iterations=100000", "save.every=100000"])
+    process = start([*SMALL, f"out={out}", "budget.iterations=100000", "save.every=100000"], subprocess.PIPE)
     deadline = time.monotonic() + 60
     while rows_of(out) < 2:
         assert time.monotonic() < deadline and process.poll() is None
