@@ -93,7 +93,7 @@ def start(arguments: list[str], output: int = subprocess.DEVNULL) -> subprocess.
 
 def test_killed_at_20_random_moments_and_resumed_it_equals_a_run_that_was_left_alone(tmp_path: Path) -> None:
     """SIGKILL while starting, collecting, learning or saving: nothing is lost but what the last checkpoint lacks."""
-    out, total = tmp_path / "killed", 60
+    out, total = tmp_path / "killed", 45
     rng = random.Random(7)
     process = start([*SMALL, f"out={out}", f"budget.iterations={total}"])
     deadline = time.monotonic() + 60
@@ -239,18 +239,15 @@ def test_foreign_files_and_other_banks_are_refused(tmp_path: Path, capsys: pytes
 
 @pytest.mark.learning
 def test_insertion_is_learned_from_inside_the_hole(tmp_path: Path) -> None:
-    """A minute of the real job: from starts inside the hole, success of the frontier's far end rises from nothing."""
+    """Half a minute of the real job, from evenly drawn starts inside the hole.
+
+    Seeds 0 and 1 gave .57 and .58 in the first iteration in which whole episodes end, .98 and .99 eight iterations later.
+    """
     out = tmp_path / "run"
-    arguments = [
-        "task=assembly",
-        "sim.num_worlds=512",
-        "task.bank.size=512",
-        "budget.iterations=24",
-        "algo.num_steps=24",
-    ]
+    arguments = ["task=assembly", "sampler=uniform", "sim.num_worlds=256", "task.bank.size=512", "budget.iterations=12"]
     arguments += ["task.bank.inserted=1", "task.bank.near=0", "task.bank.far=0", "eval.every=1000", "episodes=16"]
     assert main(["train", *arguments, f"out={out}"]) == 0
     rows = read_metrics(out / "metrics.jsonl")
-    assert rows[5]["sampler/success/inserted"] < 0.6
-    assert rows[-1]["sampler/success/inserted"] > 0.75
+    assert rows[3]["success_rate"] < 0.7
+    assert rows[-1]["success_rate"] > 0.93
     assert rows[-1]["health/invalid_total"] == 0
