@@ -64,7 +64,7 @@ HELPS = {
 usage: embodied train task=<task> key=value ...
        embodied train resume=<run> budget.<bound>=value
 {RUN_KEYS}
-  budget.iterations= budget.env_steps= budget.minutes= budget.target_success=0.97     whichever comes first; null: none
+  budget.iterations= budget.env_steps= budget.minutes= budget.target_success=0.96     whichever comes first; null: none
   eval.every=10  eval.episodes=200  eval.randomise=false     evaluations during training
   episodes=500              of the final evaluation
   save.every=10             iterations between checkpoints

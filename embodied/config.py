@@ -34,7 +34,7 @@ class BudgetOptions:
     iterations: int | None = None
     env_steps: int | None = None
     minutes: float | None = None
-    target_success: float | None = 0.97  # success of a periodic evaluation on fresh starts
+    target_success: float | None = 0.96  # success of a periodic evaluation on fresh starts
 
 
 @dataclass
