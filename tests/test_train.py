@@ -93,7 +93,7 @@ def start(arguments: list[str], output: int = subprocess.DEVNULL) -> subprocess.
 
 def test_killed_at_20_random_moments_and_resumed_it_equals_a_run_that_was_left_alone(tmp_path: Path) -> None:
     """SIGKILL while starting, collecting, learning or saving: nothing is lost but what the last checkpoint lacks."""
-    out, total = tmp_path / "killed", 45
+    out, total = tmp_path / "killed", 60
     rng = random.Random(7)
     process = start([*SMALL, f"out={out}", f"budget.iterations={total}"])
     deadline = time.monotonic() + 60
