@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_dataclasses(fake):
     assert set(config) == {option.name for option in fields(RunConfig)}
     assert [config[group]["name"] for group in keys.GROUPS] == ["stack", "franka", "success_guided", "mlp", "ppo"]
     assert config["sim"] == {"num_worlds": 1024, "engine": "cpu", "threads": 0}
-    assert config["budget"]["target_success"] == 0.97
+    assert config["budget"]["target_success"] == 0.96
     assert config["algo"] == {"name": "ppo", "clip": 0.2, "num_steps": 24, "minibatch_size": None}
 
 
