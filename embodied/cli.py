@@ -24,9 +24,22 @@ RUNNERS = {
     "train": "embodied.commands.train",
     "eval": "embodied.commands.evaluate",
     "play": "embodied.commands.play",
+    "export": "embodied.commands.export",
     "bench sim": "embodied.commands.bench_sim",
 }
 """The module of each command that takes a configuration; its `run(invocation)` does the work."""
+
+DEPLOY = {
+    "deploy check": ("check", "run"),
+    "deploy sim": ("sim", "run"),
+    "deploy run": ("run", "run"),
+    "deploy stop": ("operate", "stop"),
+    "deploy clear": ("operate", "clear"),
+    "deploy faults": ("faults", "run"),
+    "deploy replay": ("journal", "replay"),
+    "deploy repair": ("journal", "repair"),
+}
+"""Module under embodied.commands.deploy and function of each command that reads a few options of its own."""
 
 HELP = """\
 embodied: sim-to-real reinforcement learning for robots
@@ -36,6 +49,8 @@ usage: embodied <command> key=value ...
   train      train a policy for a task, then evaluate it
   eval       success rate of a trained policy, with its confidence interval
   play       recording and video of a trained policy
+  export     a trained policy as one self-describing ONNX file
+  deploy     a policy on a robot: check, sim, run, stop, clear, faults, replay, repair
   bench sim  speed of a task's simulation
   tasks      the tasks that can be trained, and their options
   doctor     check this machine and say how to mend it
@@ -85,9 +100,93 @@ usage: embodied play checkpoint=<run> key=value ...
   episodes=  seed=0  device=cpu  out=<folder>
   task.* sim.* eval.*       change what the run was trained with
 {CONFIGURED}""",
+    "export": """\
+usage: embodied export checkpoint=<run> [out=<file.onnx>]
+
+  checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
+  out=          file to write, must be new; policy.onnx in the run's folder by default, which is replaced
+""",
+    "deploy": """\
+usage: embodied deploy <command> key=value ...
+
+  sim      a simulated robot, as a process of its own
+  check    does an exported policy fit a robot, name by name
+  run      the policy drives the robot, through the guard, recorded
+  stop     emergency stop, latched in the robot        clear    let it move again
+  faults   inject faults, and measure at the robot what comes of them
+  replay   a journal as a rerun recording              repair   set a journal's torn end aside
+
+  embodied deploy sim task=assembly                    embodied deploy <command> --help
+  embodied deploy run policy=runs/a episodes=3
+""",
+    "deploy check": """\
+usage: embodied deploy check policy=<file.onnx> key=value ...
+
+  policy=       an exported policy, or the folder of a run that was exported
+  robot=127.0.0.1:47000     address of the robot process
+  key_file=     file with the shared key; needed for an address that is not this machine
+
+Names every difference between what the policy was made for and what the robot says of itself.
+""",
+    "deploy sim": """\
+usage: embodied deploy sim task=<task> key=value ...
+
+A simulated robot in the task's cell, as a process of its own that runs at the wall clock.
+
+  port=47000  host=127.0.0.1  key_file=       where it listens
+  seed=0                    of sensor noise
+  watchdog_s=0.1            without a command for so long, the robot stops by itself
+  lockstep=false            time passes only with commands
+  log=<file>                what the robot heard and did (a journal)
+  task.* robot.*            the cell, as for training
+  reality=nominal           how the robot differs from the simulation: nominal, shifted, or a YAML file
+  reality.friction= gains= mass= clearance=1.0      factors
+  reality.delay=0           control steps between a command and its effect
+  reality.offset=[0,0,0]    constant error of the seen socket [m]
+  reality.position_noise= force_noise=  reversed_joints=false
+""",
+    "deploy run": """\
+usage: embodied deploy run policy=<file.onnx> key=value ...
+
+  policy=       an exported policy, or the folder of a run that was exported
+  robot=127.0.0.1:47000     address of the robot process
+  episodes=1  seed=0        scenes seed, seed + 1, ...
+  hold_s=0.5                how long something may be late before the run ends
+  realtime=true             ask for real-time priority
+  out=runs/deploy/<date-time>     folder, must be new: journal.emb, summary.json
+  key_file=     file with the shared key; needed for an address that is not this machine
+
+Ctrl-C ends the present episode at rest. `embodied deploy stop` is the emergency stop.
+""",
+    "deploy stop": """\
+usage: embodied deploy stop [robot=127.0.0.1:47000] [key_file=]
+
+Emergency stop: the robot stops, whoever holds it, and stays so until `embodied deploy clear`.
+""",
+    "deploy clear": """\
+usage: embodied deploy clear [robot=127.0.0.1:47000] [key_file=]
+
+Lets a robot move again after an emergency stop.
+""",
+    "deploy faults": """\
+usage: embodied deploy faults policy=<file.onnx> [rows=<name>,...] [out=<folder>] [seed=0]
+
+Injects faults between a runner and a simulated robot and measures at the robot what comes of them.
+""",
+    "deploy replay": """\
+usage: embodied deploy replay journal=<file> [out=<file.rrd>] [episode=<number>]
+
+A journal as a recording for the rerun viewer.
+""",
+    "deploy repair": """\
+usage: embodied deploy repair journal=<file>
+
+Sets a torn end aside, so that the journal can be read; nothing is deleted.
+""",
     "bench sim": f"""\
 usage: embodied bench sim task=<task> key=value ...
 {RUN_KEYS}{CONFIGURED}""",
+    "bench": "usage: embodied bench sim task=<task> key=value ...   (embodied bench sim --help)\n",
     "tasks": "usage: embodied tasks\n\nLists the tasks that can be trained, and their options.\n",
     "doctor": "usage: embodied doctor\n\nChecks this machine and says how to mend what is missing.\n",
 }
@@ -125,6 +224,10 @@ def _main(args: list[str]) -> int:
         return 0
     if command in RUNNERS:
         return _configured(command, args)
+    if command in DEPLOY:
+        module, function = DEPLOY[command]
+        code: int = getattr(importlib.import_module(f"embodied.commands.deploy.{module}"), function)(args)
+        return code
     if args:
         raise BadInput(f"embodied {command} takes no arguments, got '{args[0]}'")
     if command == "doctor":
@@ -136,16 +239,15 @@ def _main(args: list[str]) -> int:
 
 
 def _command(args: list[str]) -> tuple[str, list[str]]:
-    """The command and what follows it."""
+    """The command, of one word or two, and what follows it."""
     word, rest = args[0], args[1:]
-    if word == "bench":
-        kinds = [name.partition(" ")[2] for name in HELPS if name.startswith("bench ")]
-        if rest and rest[0] in ("-h", "--help"):
-            return "bench sim", rest
-        if not rest or rest[0] not in kinds:
-            hint = nearest(rest[0], kinds) if rest else f"embodied bench {kinds[0]} task=...; valid: {', '.join(kinds)}"
-            raise BadInput(f"unknown benchmark '{rest[0]}': {hint}" if rest else f"which benchmark? {hint}")
-        return f"bench {rest[0]}", rest[1:]
+    kinds = [name.partition(" ")[2] for name in HELPS if name.startswith(f"{word} ")]
+    if kinds and not (rest and rest[0] in ("-h", "--help")):
+        if not rest:
+            raise BadInput(f"embodied {word}: which? valid: {', '.join(kinds)}")
+        if rest[0] not in kinds:
+            raise BadInput(f"unknown command '{word} {rest[0]}': {nearest(rest[0], kinds)}")
+        return f"{word} {rest[0]}", rest[1:]
     if word in HELPS:
         return word, rest
     if "=" in word:

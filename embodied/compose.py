@@ -41,6 +41,8 @@ from embodied.spec.errors import BadInput, nearest
 
 RESUMABLE = ("budget",)
 EVALUABLE = ("task", "sim", "episodes", "seed", "out", "device", "eval")
+MEASURES = ("bench sim", "deploy sim")
+"""Commands that keep no run."""
 MEASURED = (*GROUPS, "sim", "seed", "device")
 
 
@@ -49,13 +51,14 @@ class Invocation:
     """What a command works from.
 
     Attributes:
-        command: its name, `train`, `eval`, `play` or `bench sim`.
+        command: its name, `train`, `eval`, `play`, `export`, `bench sim` or `deploy sim`.
         config: the whole `RunConfig`, resolved, plain data; each group holds its registered `name` beside its options.
         overrides: as typed, without sweeps.
         run_dir: where the command writes: `out`; without it the run that is continued or evaluated, or a new folder's
             name. A new folder does not exist yet, and `bench sim` needs none.
         checkpoint: the file to evaluate.
         resume: the checkpoint file to continue from.
+        out_file: the file to `export` to, if one was named.
         started: Unix time from which the run's clock counts: the start of the process, of the job in a sweep.
     """
 
@@ -65,6 +68,7 @@ class Invocation:
     run_dir: Path
     checkpoint: Path | None = None
     resume: Path | None = None
+    out_file: Path | None = None
     started: float = field(default_factory=lambda: psutil.Process().create_time())
 
 
@@ -72,7 +76,7 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
     """Resolve and check the configuration of `command`.
 
     Args:
-        command: `train`, `eval`, `play` or `bench sim`.
+        command: see `Invocation`.
         overrides: `key=value` in Hydra's grammar, each with one value (`expand` resolves sweeps).
         job: number of a sweep's job, appended to `out`.
 
@@ -101,13 +105,15 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         if check is not None:
             check(built, config["sim"]["num_worlds"]) if group == "algo" else check(built)
 
-    if source is not None and config["out"] is None:
+    out_file = None
+    if source is not None and (config["out"] is None or command == "export"):
         run_dir = folder_of(source)
+        out_file = None if config["out"] is None else Path(config["out"]).expanduser()
     else:
         stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{config['seed']}"
         out = config["out"] if config["out"] is not None else f"runs/{config['task']['name']}/{stamp}"
         run_dir = Path(out if job is None else f"{out}-{job}").expanduser()
-        if command != "bench sim":
+        if command not in MEASURES:
             check_new(run_dir)
     config["out"] = str(run_dir)
     return Invocation(
@@ -117,6 +123,7 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         run_dir,
         checkpoint=None if command == "train" else source,
         resume=source if command == "train" else None,
+        out_file=out_file,
     )
 
 
@@ -159,7 +166,7 @@ def to_yaml(config: Mapping[str, Any]) -> str:
 
 def _source(command: str, parsed: list[Override]) -> Path | None:
     """The checkpoint file that `command` starts from, if any."""
-    wanted = {"train": "resume", "eval": "checkpoint", "play": "checkpoint"}.get(command)
+    wanted = {"train": "resume", "eval": "checkpoint", "play": "checkpoint", "export": "checkpoint"}.get(command)
     path = None
     for one in parsed:
         key, value = one.key_or_group, one.value()
@@ -167,7 +174,7 @@ def _source(command: str, parsed: list[Override]) -> Path | None:
             continue
         check_form(one)
         if key != wanted:
-            users = "train continues a run" if key == "resume" else "eval and play read a run"
+            users = "train continues a run" if key == "resume" else "eval, play and export read a run"
             raise BadInput(f"{one.input_line}: {users} with {key}=; {command} does not")
         if path is not None:
             raise BadInput(f"{key}= is given twice")
@@ -248,7 +255,8 @@ def _check_used(command: str, source: Path | None, parsed: list[Override]) -> No
     elif source is None:
         free, why = MEASURED, f"{command} measures and keeps no run"
     else:
-        free, why = EVALUABLE, f"{command} of a saved run keeps its configuration"
+        free = ("out",) if command == "export" else EVALUABLE
+        why = f"{command} of a saved run keeps its configuration"
     for one in parsed:
         head = one.key_or_group.partition(".")[0]
         if head not in free or (source is not None and one.key_or_group in GROUPS):

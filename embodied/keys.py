@@ -22,21 +22,23 @@ SOURCES = ("resume", "checkpoint")
 
 
 def option_types(groups: Mapping[str, type]) -> dict[str, Any]:
-    """The type of every option by dotted key, sections included, given the options dataclass of each group."""
-    found: dict[str, Any] = {}
-
-    def walk(cls: type, prefix: str) -> None:
-        types = get_type_hints(cls)
-        for option in fields(cls):
-            found[prefix + option.name] = types[option.name]
-            if is_dataclass(types[option.name]):
-                walk(types[option.name], f"{prefix}{option.name}.")
-
-    walk(RunConfig, "")
+    """The type of every option of a run by dotted key, sections included, given the options dataclass of each group."""
+    found = types_of(RunConfig)
     for group in GROUPS:
         del found[group]  # a choice, not an option
         if group in groups:
-            walk(groups[group], f"{group}.")
+            found |= types_of(groups[group], f"{group}.")
+    return found
+
+
+def types_of(cls: type, prefix: str = "") -> dict[str, Any]:
+    """The type of every option of a dataclass by dotted key, sections included."""
+    found: dict[str, Any] = {}
+    types = get_type_hints(cls)
+    for option in fields(cls):
+        found[prefix + option.name] = types[option.name]
+        if is_dataclass(types[option.name]):
+            found |= types_of(types[option.name], f"{prefix}{option.name}.")  # type: ignore[arg-type]  # a class, not an instance
     return found
 
 

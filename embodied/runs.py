@@ -49,17 +49,18 @@ def folder_of(checkpoint: Path) -> Path:
     return checkpoint.parent.parent
 
 
-def check_new(folder: Path) -> None:
-    """Refuse a folder that exists or cannot be made. Tries it: permission bits do not tell of a read-only mount.
+def check_new(folder: Path, key: str = "out") -> None:
+    """Refuse a folder or file that exists or cannot be made. Tries it: permission bits do not tell of a read-only mount.
 
     Raises:
         BadInput: with what to do instead.
     """
     try:
         if folder.exists():
-            raise BadInput(f"out={folder} exists: choose another, or continue it with resume={folder}")
+            resume = f", or continue it with resume={folder}" if (folder / "config.yaml").is_file() else ""
+            raise BadInput(f"{key}={folder} exists: choose another{resume}")
         parent = next(path for path in folder.absolute().parents if path.exists())
         with tempfile.TemporaryDirectory(dir=parent):
             pass
     except OSError as error:
-        raise BadInput(f"out={folder} cannot be made ({error.strerror}): choose another with out=") from error
+        raise BadInput(f"{key}={folder} cannot be made ({error.strerror}): choose another with {key}=") from error

@@ -115,7 +115,7 @@ def scipy_quat(rotation: Rotation) -> np.ndarray:
 
 
 def split(values: np.ndarray) -> list[np.ndarray]:
-    return np.split(values, np.cumsum([term.size for term in SPEC.terms])[:-1])
+    return np.split(values, np.cumsum(SPEC.sizes)[:-1])
 
 
 @given(seed=st.integers(0, 2**31), action=st.lists(st.floats(-5, 5), min_size=6, max_size=6))

@@ -4,7 +4,8 @@ Both are pure and batched: N worlds (a robot is a batch of one), torch tensors o
 
 `readings`, by name: `<frame>_pos` [N, 3] m and `<frame>_quat` [N, 4] wxyz for every frame of the spec, in the robot's base
 frame; `tcp_linvel` [N, 3] m/s and `tcp_angvel` [N, 3] rad/s in the base frame; `force` [N, 3] N and `torque` [N, 3] N m at
-the wrist sensor, in the tcp's orientation, exerted by the environment on the tool.
+the wrist sensor, in the tcp's orientation, exerted by the environment on the tool; `joint_pos` [N, J] rad and `joint_vel`
+[N, J] rad/s in the order of the spec's joints, where a term asks for them.
 
 `memory`: `target_pos` [N, 3], `target_quat` [N, 4] (base frame), `last_action` [N, 6].
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from embodied.spec.policy import PolicySpec, Term
+from embodied.spec.policy import PolicySpec, SuccessSpec, Term
 from embodied.spec.rotations import (
     Array,
     namespace,
@@ -49,6 +50,8 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
     turned: dict[str, list[int]] = {}
     for i, term in enumerate(spec.terms):
         values[i] = _TERMS[term.kind](term, readings, memory)
+        if term.kind == "joint_position":
+            values[i] = values[i] - _home(spec, values[i])
         if term.frame != "base" and term.kind in _IN_BASE_FRAME:
             turned.setdefault(term.frame, []).append(i)
     for frame, indices in turned.items():
@@ -58,6 +61,17 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
             values[i] = vectors[..., k, :]
     inverse_scale, bound = _scaling(spec, readings["tcp_pos"])
     return xp.clip(xp.concatenate(values, -1) * inverse_scale, -bound, bound)
+
+
+def succeeded(success: SuccessSpec, readings: Readings) -> Array:
+    """Whether the readings meet the condition of success now, bool [N]; the caller counts the steps in a row."""
+    of, frame = success.of, success.frame
+    at = rotate_inverse(readings[f"{frame}_quat"], readings[f"{of}_pos"] - readings[f"{frame}_pos"])
+    turn = quat_multiply(quat_conjugate(readings[f"{frame}_quat"]), readings[f"{of}_quat"])
+    # z component of the tool's z axis in the frame: the cosine of the tilt
+    cosine = 1.0 - 2.0 * (turn[..., 1] ** 2 + turn[..., 2] ** 2)
+    beside = (abs(at[..., 0]) < success.lateral) & (abs(at[..., 1]) < success.lateral)
+    return (at[..., 2] >= success.depth) & beside & (cosine > math.cos(success.tilt))
 
 
 def _scaling(spec: PolicySpec, like: Array) -> tuple[Array, Array]:
@@ -70,9 +84,13 @@ def _scaling(spec: PolicySpec, like: Array) -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=64)
 def _scaling_lists(spec: PolicySpec) -> tuple[list[float], list[float]]:
-    scale = [1.0 / term.scale for term in spec.terms for _ in range(term.size)]
-    bound = [math.inf if term.clip is None else term.clip for term in spec.terms for _ in range(term.size)]
-    return scale, bound
+    terms = [term for term, size in zip(spec.terms, spec.sizes, strict=True) for _ in range(size)]
+    return [1.0 / term.scale for term in terms], [math.inf if term.clip is None else term.clip for term in terms]
+
+
+def _home(spec: PolicySpec, like: Array) -> Array:
+    home = spec.robot.home
+    return np.asarray(home, like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(home)
 
 
 def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory) -> Memory:
@@ -161,6 +179,16 @@ def _last_action(term: Term, readings: Readings, memory: Memory) -> Array:
     return memory["last_action"]
 
 
+def _joint_position(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Joint positions from the rest pose [rad]; the rest pose is taken off by `observe`."""
+    return readings["joint_pos"]
+
+
+def _joint_velocity(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Joint velocities [rad/s]."""
+    return readings["joint_vel"]
+
+
 _TERMS: dict[str, Callable[[Term, Readings, Memory], Array]] = {
     "position": _position,
     "rotation": _rotation,
@@ -171,5 +199,8 @@ _TERMS: dict[str, Callable[[Term, Readings, Memory], Array]] = {
     "target_position": _target_position,
     "target_rotation": _target_rotation,
     "last_action": _last_action,
+    "joint_position": _joint_position,
+    "joint_velocity": _joint_velocity,
 }
-_IN_BASE_FRAME = set(_TERMS) - {"rotation", "last_action"}  # computed in the base frame, then turned into the term's
+# computed in the base frame, then turned into the term's
+_IN_BASE_FRAME = set(_TERMS) - {"rotation", "last_action", "joint_position", "joint_velocity"}

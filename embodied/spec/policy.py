@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from embodied.spec.errors import BadInput, nearest
-from embodied.spec.robot import ImpedanceSpec, JointSpec, RobotSpec
+from embodied.spec.robot import RobotSpec
 
+PER_JOINT = 0
 TERM_SIZES = {
     "position": 3,
     "rotation": 3,
@@ -18,6 +19,8 @@ TERM_SIZES = {
     "target_position": 3,
     "target_rotation": 3,
     "last_action": 6,
+    "joint_position": PER_JOINT,
+    "joint_velocity": PER_JOINT,
 }
 """Kinds of observation terms and their sizes; `embodied.spec.observe` says what each computes."""
 
@@ -41,11 +44,6 @@ class Term:
         if self.kind not in TERM_SIZES:
             raise BadInput(f"term '{self.name}': unknown kind '{self.kind}': {nearest(self.kind, TERM_SIZES)}")
 
-    @property
-    def size(self) -> int:
-        """Numbers that the term contributes."""
-        return TERM_SIZES[self.kind]
-
 
 @dataclass(frozen=True)
 class ActionSpec:
@@ -59,25 +57,51 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class SuccessSpec:
+    """When an episode has succeeded, as far as readings can tell: the frame `of` is at least `depth` [m] along the z axis of
+    `frame`, no farther than `lateral` [m] beside it, tilted by less than `tilt` [rad], for `steps` control steps in a row.
+    """
+
+    of: str
+    frame: str
+    depth: float
+    lateral: float
+    tilt: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class PolicySpec:
-    """A policy's whole interface. Quaternions are wxyz; frames are poses in the readings."""
+    """A policy's whole interface. Quaternions are wxyz; frames are poses in the readings; `episode_s` is its time limit [s]."""
 
     task: str
     robot: RobotSpec
     terms: tuple[Term, ...]
     action: ActionSpec
+    success: SuccessSpec
+    episode_s: float
     quaternion: str = "wxyz"
     version: int = 1
 
     @property
     def obs_size(self) -> int:
         """Length D of the observation vector."""
-        return sum(term.size for term in self.terms)
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers that each term contributes."""
+        return tuple(TERM_SIZES[term.kind] or len(self.robot.joints) for term in self.terms)
+
+    @property
+    def max_steps(self) -> int:
+        """Control steps in an episode."""
+        return round(self.episode_s / self.robot.control_dt)
 
     @property
     def frames(self) -> tuple[str, ...]:
         """Frames other than `base` that the readings must give as `<frame>_pos` and `<frame>_quat`."""
-        used = [f for t in self.terms for f in (t.of, t.frame)] + [self.action.frame]
+        used = [f for t in self.terms for f in (t.of, t.frame)] + [self.action.frame, self.success.of, self.success.frame]
         return tuple(sorted({frame for frame in used if frame != "base"}))
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,10 +111,10 @@ class PolicySpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PolicySpec:
         """The inverse of `to_dict`, also after a trip through JSON."""
-        robot = dict(data["robot"])
-        robot["joints"] = tuple(JointSpec(**joint) for joint in robot["joints"])
-        robot["impedance"] = ImpedanceSpec(**{key: tuple(value) for key, value in robot["impedance"].items()})
-        robot["workspace"] = tuple(tuple(axis) for axis in robot["workspace"])
-        rest = {**data, "robot": RobotSpec(**robot), "action": ActionSpec(**data["action"])}
-        rest["terms"] = tuple(Term(**term) for term in data["terms"])
-        return cls(**rest)
+        parts = {
+            "robot": RobotSpec.from_dict(data["robot"]),
+            "terms": tuple(Term(**term) for term in data["terms"]),
+            "action": ActionSpec(**data["action"]),
+            "success": SuccessSpec(**data["success"]),
+        }
+        return cls(**{**data, **parts})

@@ -38,6 +38,20 @@ class ImpedanceSpec:
 
 
 @dataclass(frozen=True)
+class MotionSpec:
+    """What may be asked of the tool, whoever asks: bounds of the commanded pose, each axis of the base frame.
+
+    Pairs are (translation, rotation): velocity [m/s, rad/s], acceleration [m/s^2, rad/s^2], jerk [m/s^3, rad/s^3], taken of
+    successive commands; wrench [N, N m] is the length of the measured force and torque beyond which motion stops.
+    """
+
+    velocity: tuple[float, float]
+    acceleration: tuple[float, float]
+    jerk: tuple[float, float]
+    wrench: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class RobotSpec:
     """A robot with its tool: joints in order, tool frame, Cartesian impedance, rates, what it does when the policy fails."""
 
@@ -45,6 +59,7 @@ class RobotSpec:
     joints: tuple[JointSpec, ...]
     tcp: str
     impedance: ImpedanceSpec
+    motion: MotionSpec
     workspace: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
     physics_dt: float
     control_dt: float
@@ -64,6 +79,17 @@ class RobotSpec:
     def substeps(self) -> int:
         """Physics steps in a control step."""
         return round(self.control_dt / self.physics_dt)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RobotSpec:
+        """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
+        parts: dict[str, Any] = {
+            "joints": tuple(JointSpec(**joint) for joint in data["joints"]),
+            "impedance": ImpedanceSpec(**{key: tuple(value) for key, value in data["impedance"].items()}),
+            "motion": MotionSpec(**{key: tuple(value) for key, value in data["motion"].items()}),
+            "workspace": tuple(tuple(axis) for axis in data["workspace"]),
+        }
+        return cls(**{**data, **parts})
 
 
 def digest(spec: Any) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from embodied.sim.robots.arm import Arm, Capsule, Hand, Link
 from embodied.spec.registry import register
-from embodied.spec.robot import ImpedanceSpec, JointSpec, RobotSpec
+from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
 
 HALF = math.pi / 2
 
@@ -46,6 +46,14 @@ SPEC = RobotSpec(
         limit=(40.0, 4.0),
         null_damping=(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5),
         leash=(0.008, 0.05),
+    ),
+    motion=MotionSpec(
+        # acceleration and jerk: "Limits for Cartesian space" of the same page. Velocity: the reduced speed of ISO 10218-1,
+        # 250 mm/s (the arm could do 3.0 m/s and 2.5 rad/s)
+        velocity=(0.25, 1.0),
+        acceleration=(9.0, 17.0),
+        jerk=(4500.0, 8500.0),
+        wrench=(40.0, 8.0),
     ),
     workspace=((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)),
     physics_dt=0.002,

@@ -18,8 +18,8 @@ from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.tasks import assembly_starts
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, SIDES, PegGeometry, build_cell, wall_geoms
 from embodied.spec.errors import BadInput, nearest
-from embodied.spec.observe import command, observe, start_memory
-from embodied.spec.policy import ActionSpec, PolicySpec, Term
+from embodied.spec.observe import command, observe, start_memory, succeeded
+from embodied.spec.policy import ActionSpec, PolicySpec, SuccessSpec, Term
 from embodied.spec.protocols import Engine, Obs
 from embodied.spec.registry import register
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate_inverse, rotvec_to_quat
@@ -83,8 +83,9 @@ class AssemblyOptions:
     bank: BankOptions = field(default_factory=BankOptions)
 
 
-def policy_spec(arm: Arm) -> PolicySpec:
-    """What the policy of this task sees and commands on `arm`."""
+def policy_spec(arm: Arm, options: AssemblyOptions | None = None) -> PolicySpec:
+    """What the policy of this task sees and commands on `arm`, and what ends its episodes."""
+    options = options or AssemblyOptions()
     terms = (
         Term("tip position", "position", "m", 0.05, frame="socket"),
         Term("tip position, fine", "position", "m", 0.004, frame="socket", clip=1.5),
@@ -97,7 +98,16 @@ def policy_spec(arm: Arm) -> PolicySpec:
         Term("target turn", "target_rotation", "rad", 0.05, frame="socket"),
         Term("last action", "last_action", "1", 1.0),
     )
-    return PolicySpec("assembly", arm.spec, terms, ActionSpec("socket", translation=0.004, rotation=0.012))
+    success = SuccessSpec(
+        "tcp",
+        "socket",
+        depth=options.success_depth,
+        lateral=PARTS[options.part].side / 4,
+        tilt=math.radians(options.success_tilt),
+        steps=options.success_steps,
+    )
+    action = ActionSpec("socket", translation=0.004, rotation=0.012)
+    return PolicySpec("assembly", arm.spec, terms, action, success, options.episode_s)
 
 
 @register("task", "assembly", AssemblyOptions)
@@ -114,10 +124,10 @@ class Assembly:
         self.validate(options)
         self.options, self.arm = options, arm
         self.part = PARTS[options.part]
-        self.spec = policy_spec(arm)
+        self.spec = policy_spec(arm, options)
         self.substeps = arm.spec.substeps
         self.failure_cost = options.reward.failure
-        self.max_episode_steps = round(options.episode_s / arm.spec.control_dt)
+        self.max_episode_steps = self.spec.max_steps
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + CRITIC_EXTRA}
         self.model = build_cell(arm, self.part, options.clearance).compile()
@@ -183,10 +193,11 @@ class Assembly:
         factors["delay"] = (torch.rand(count, generator=generator, device=engine.device) < ranges.delay).float()
         if not on:
             factors = {name: torch.full_like(f, 0.0 if name == "delay" else 1.0) for name, f in factors.items()}
-        self._set_physics(engine, mask, factors)
+        self.set_physics(engine, mask, factors)
         return factors
 
-    def _set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
+    def set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
+        """Give the worlds of `mask` their factors [N] of friction, gains, mass and clearance, and commit them."""
         for name, (model_field, where, nominal) in self._knobs.items():
             live = engine.parameters(model_field)[(slice(None), *where)]
             shape = (-1, *[1] * (live.ndim - 1))
@@ -285,16 +296,7 @@ class Assembly:
         """Reward [N], success and failure bool [N] of the step that led here; advances `held`."""
         options = self.options
         pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
-        turn = quat_multiply(quat_conjugate(truth["socket_quat"]), truth["tcp_quat"])
-        # z component of the tool's z axis in the socket's frame: the cosine of the tilt
-        cosine = 1.0 - 2.0 * (turn[:, 1].square() + turn[:, 2].square())
-        inside = pos[:, :2].abs().amax(-1) < self.part.side / 4
-        good = (
-            (pos[:, 2] >= options.success_depth)
-            & inside
-            & (cosine > math.cos(math.radians(options.success_tilt)))
-            & (truth["contact"][:, 0] > -options.success_penetration)
-        )
+        good = succeeded(self.spec.success, truth) & (truth["contact"][:, 0] > -options.success_penetration)
         state["held"] = torch.where(good, state["held"] + 1.0, torch.zeros_like(state["held"]))
         success = state["held"] >= options.success_steps
         failure = pos.norm(dim=-1) > options.stray_distance

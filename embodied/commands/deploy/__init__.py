@@ -1,0 +1,1 @@
+"""`embodied deploy ...`: one module a command; each reads its own few options."""

@@ -1,0 +1,45 @@
+"""What the commands that talk to a robot share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from embodied.deploy import wire
+from embodied.deploy.artifact import PolicyArtifact, differences
+from embodied.deploy.link import Link, read_key
+from embodied.spec.errors import BadInput
+
+DEFAULT = "127.0.0.1:47000"
+
+
+def open_link(robot: str, key_file: str | None) -> Link:
+    """A link to the robot process at an address; nothing has been said yet."""
+    return Link(wire.address_of(robot), read_key(key_file))
+
+
+def load_policy(path: str) -> PolicyArtifact:
+    """The exported policy at a path; a run's folder means the policy.onnx in it."""
+    file = Path(path).expanduser()
+    return PolicyArtifact.load(file / "policy.onnx" if file.is_dir() else file)
+
+
+def mismatches(policy: PolicyArtifact, link: Link, description: dict[str, Any]) -> list[str]:
+    """Everything that keeps `policy` from running on the robot that described itself, a line each."""
+    found = differences(policy.spec, link.robot, description["readings"], description["commands"])
+    for name, size in (("target_pos", 3), ("target_quat", 4)):
+        if description["readings"].get(name) != size:
+            found.append(f"reading '{name}' ({size}): the robot does not say which target it keeps")
+    return found
+
+
+def refuse_mismatch(policy: PolicyArtifact, link: Link, description: dict[str, Any], path: str) -> None:
+    """Refuse a policy that was made for another robot.
+
+    Raises:
+        BadInput: the first difference; `embodied deploy check` lists them all.
+    """
+    found = mismatches(policy, link, description)
+    if found:
+        more = f" ({len(found) - 1} more: embodied deploy check policy={path})" if len(found) > 1 else ""
+        raise BadInput(f"{path} does not fit this robot: {found[0]}{more}")

@@ -1,0 +1,1 @@
+"""Reality: from a trained policy to a robot."""

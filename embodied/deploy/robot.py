@@ -1,0 +1,411 @@
+"""The robot's own side of the bridge: whoever commands it, it stops by itself, and it obeys one master at a time.
+
+A `Body` is the robot proper, simulated or behind a vendor's driver. `Server` gives it the wire, a lease, a watchdog, limits of
+its own and a latched emergency stop. Nothing here trusts the runner on the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from embodied.deploy import wire
+from embodied.deploy.journal import Writer
+from embodied.deploy.wire import Kind, Malformed, Packet, Reason, Status
+from embodied.spec.errors import BadInput, Fault
+from embodied.spec.robot import RobotSpec
+from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec
+
+LEASE_S = 2.0  # a holder that has been silent for so long may be replaced
+SLACK = 1.05  # of the velocity limit: two clocks tick here
+OPERATOR_VERBS = ("hello", "estop", "clear", "status")  # need no lease
+
+
+class Body(Protocol):
+    """A robot proper. Arrays are float, one-dimensional; poses in the base frame, quaternions wxyz."""
+
+    spec: RobotSpec
+    layout: Mapping[str, int]
+    """Readings that it gives, by name, with their sizes: `target_pos`, `target_quat` (what it keeps) among them."""
+    dt: float
+    """Seconds between calls of `step`."""
+
+    def read(self) -> dict[str, Any]:
+        """Present readings."""
+        ...
+
+    def follow(self, pos: Any, quat: Any) -> None:
+        """Take a new target pose."""
+        ...
+
+    def hold(self) -> None:
+        """Keep the present target."""
+        ...
+
+    def step(self) -> str:
+        """Advance by `dt`; returns what broke, empty if nothing did."""
+        ...
+
+    def scene(self, seed: int) -> None:
+        """Prepare an episode's start; BadInput where a person has to do that."""
+        ...
+
+    def truth(self) -> dict[str, Any]:
+        """What an instrument outside the robot would say of the episode; empty if there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where and how a robot process listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 47000
+    publish_every: int = 2  # steps of the body between states
+    watchdog_s: float = 0.1  # longest life of a command
+    lockstep: bool = False  # time passes only with commands: for tests
+    key: bytes | None = None
+
+
+@dataclass
+class _Lease:
+    session: int
+    name: str
+    address: Any
+    heard: float
+    epoch: int = 0
+    burnt: int = -1  # commands up to this epoch are refused: the robot had to stop by itself
+    sequence: int = 0
+    states: int = 0
+    reply: OrderedDict[int, dict[str, Any]] = field(default_factory=OrderedDict)
+
+
+class Server:
+    """Serves one `Body`.
+
+    Args:
+        body: the robot proper.
+        options: address, watchdog.
+        latch: file that exists while the emergency stop is latched: it outlives the process.
+        log: where commands, refusals and changes of status go, with this process's clock; None: nowhere.
+
+    Raises:
+        BadInput: the port is taken, or not loopback without a key.
+    """
+
+    def __init__(self, body: Body, options: ServerOptions, latch: Path, log: Writer | None = None) -> None:
+        wire.check_exposed(options.host, options.key)
+        self.body, self.options, self.latch, self.log = body, options, latch, log
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self.socket.bind((options.host, options.port))
+        except OSError as error:
+            self.socket.close()
+            raise BadInput(
+                f"{options.host}:{options.port} cannot be listened on ({error.strerror}): another robot process may "
+                "have it, choose another port="
+            ) from error
+        self.description = {
+            "robot": _plain(body.spec),
+            "readings": dict(body.layout),
+            "commands": {"target_pos": 3, "target_quat": 4},
+            "watchdog_s": options.watchdog_s,
+            "state_hz": 1.0 / (body.dt * options.publish_every),
+            "lockstep": options.lockstep,
+        }
+        self.hash = wire.spec_hash(self.description)
+        self.socket.setblocking(False)
+        self.port = self.socket.getsockname()[1]
+        self.refused: Counter[str] = Counter()
+        self.episode = 0
+        self.status, self.reason = (Status.ESTOP, Reason.OPERATOR) if latch.exists() else (Status.HOLDING, Reason.NONE)
+        self._lease: _Lease | None = None
+        self._deadline = float("inf")
+        self._followed_at = -float("inf")
+        self._target: tuple[Any, Any] | None = None
+        self._running = True
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Run until `stop`."""
+        if self.options.lockstep:
+            while self._running:
+                select.select([self.socket], [], [], 0.2)
+                self._receive()
+            return
+        due, count = time.monotonic(), 0
+        while self._running:
+            self._receive()
+            now = time.monotonic()
+            if self.status == Status.FOLLOWING and now > self._deadline:
+                self._stop(Reason.WATCHDOG, f"no command for {1e3 * (now - self._followed_at):.0f} ms")
+            self._advance()
+            count += 1
+            if count % self.options.publish_every == 0:
+                self._check_measured()
+                self._publish()
+            due += self.body.dt
+            rest = due - time.monotonic()
+            if rest > 0:
+                # wakes for a datagram, which must not wait for the next step to be heard
+                while rest > 0 and select.select([self.socket], [], [], rest)[0]:
+                    self._receive()
+                    rest = due - time.monotonic()
+            elif rest < -0.1:  # preparing a scene, or a machine that slept: time that is lost is not caught up
+                due = time.monotonic()
+
+    def stop(self) -> None:
+        """End `serve` after the present step."""
+        self._running = False
+
+    def close(self) -> None:
+        """Give the port back."""
+        self.socket.close()
+
+    def _advance(self) -> None:
+        broken = self.body.step()
+        if broken:
+            self._stop(Reason.FAULT, broken)
+
+    def _check_measured(self) -> None:
+        """The robot's own limits, of what it measures."""
+        if self.status != Status.FOLLOWING:
+            return
+        readings = self.body.read()
+        motion = self.body.spec.motion
+        if max(np.linalg.norm(readings["force"]) / motion.wrench[0], np.linalg.norm(readings["torque"]) / motion.wrench[1]) > 1:
+            self._stop(Reason.CONTACT, f"force {np.linalg.norm(readings['force']):.0f} N")
+        for joint, at in zip(self.body.spec.joints, readings["joint_pos"], strict=True):
+            if not joint.lower <= at <= joint.upper:
+                self._stop(Reason.JOINT, f"{joint.name} at {at:.3f} rad, limits {joint.lower} to {joint.upper}")
+
+    def _publish(self) -> None:
+        readings = self.body.read()
+        lease = self._lease
+        if self.log is not None:
+            names = ("target_pos", "target_quat", "tcp_pos", "tcp_linvel", "tcp_angvel", "force")
+            self._note("motion", **{name: np.asarray(readings[name], np.float32) for name in names})
+        if lease is None:
+            return
+        state = wire.State(self.status, self.reason, lease.session, self.episode, lease.sequence, readings)
+        lease.states += 1
+        payload = wire.pack_state(state, self.body.layout)
+        self._send(Kind.STATE, payload, lease.address, session=lease.session, epoch=lease.epoch, sequence=lease.states)
+
+    # -- what arrives ------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data, address = self.socket.recvfrom(65536)
+            except BlockingIOError:
+                return
+            except ConnectionError:  # the port of a holder that died answers so
+                continue
+            try:
+                packet = wire.unpack(data, self.options.key)
+                if packet.kind == Kind.REQUEST:
+                    self._answer(packet, address)
+                elif packet.kind == Kind.COMMAND:
+                    self._command(packet)
+                else:
+                    raise Malformed("kind")
+            except Malformed as error:
+                self.refused[str(error)] += 1
+
+    def _command(self, packet: Packet) -> None:
+        lease = self._lease
+        if packet.spec != self.hash:
+            raise Malformed("spec")
+        if lease is None or packet.session != lease.session:
+            raise Malformed("session")
+        if packet.sequence <= lease.sequence:
+            raise Malformed("sequence")
+        if packet.epoch < lease.epoch or packet.epoch <= lease.burnt:
+            raise Malformed("epoch")
+        now = time.monotonic()
+        life = min(packet.ttl_us / 1e6, self.options.watchdog_s) - packet.age_us / 1e6
+        if life <= 0:
+            raise Malformed("expired")
+        if self.status == Status.ESTOP:
+            raise Malformed("estop")
+        target = wire.unpack_arrays(packet.payload, self.description["commands"])  # type: ignore[arg-type]
+        lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
+        pos, quat = target["target_pos"].astype(float), target["target_quat"].astype(float)
+        reason, detail = self._check(pos, quat, now)
+        self._note(
+            "command", session=lease.session, epoch=packet.epoch, sequence=packet.sequence, pos=pos, quat=quat, refused=detail
+        )
+        if reason != Reason.NONE:
+            self._stop(reason, detail)
+            raise Malformed(reason.name.lower())
+        self.body.follow(pos, quat)
+        self._target, self._followed_at, self._deadline = (pos, quat), now, now + life
+        if self.status != Status.FOLLOWING:
+            self._set(Status.FOLLOWING, Reason.NONE, "")
+        if self.options.lockstep:
+            for _ in range(self.body.spec.substeps):
+                self._advance()
+            self._check_measured()
+            self._publish()
+
+    def _check(self, pos: Any, quat: Any, now: float) -> tuple[Reason, str]:
+        """The robot's own limits, of a command: finite, inside the workspace, no faster than allowed."""
+        spec = self.body.spec
+        if not (np.isfinite(pos).all() and np.isfinite(quat).all() and abs(np.linalg.norm(quat) - 1.0) < 1e-3):
+            return Reason.NOT_FINITE, f"target {pos}, {quat}"
+        for name, at, (low, high) in zip("xyz", pos, spec.workspace, strict=True):
+            if not low - 1e-6 <= at <= high + 1e-6:
+                return Reason.LIMIT, f"{name} {at:.4f} m, workspace {low} to {high}"
+        readings = self.body.read()
+        at, turned = self._target or (readings["target_pos"], readings["target_quat"])
+        elapsed = min(max(now - self._followed_at, spec.control_dt), self.options.watchdog_s)
+        step = np.abs(pos - at).max() / elapsed
+        twist = np.abs(quat_to_rotvec(quat_multiply(quat, quat_conjugate(np.asarray(turned, float))))).max() / elapsed
+        if step > SLACK * spec.motion.velocity[0] or twist > SLACK * spec.motion.velocity[1]:
+            return Reason.LIMIT, f"{step:.3f} m/s and {twist:.3f} rad/s, limits {spec.motion.velocity}"
+        return Reason.NONE, ""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, packet: Packet, address: Any) -> None:
+        request = wire.unpack_json(packet.payload)
+        verb, number = request.get("verb"), request.get("id")
+        if not isinstance(number, int):
+            raise Malformed("id")
+        lease = self._lease
+        mine = lease is not None and request.get("session") == lease.session
+        if mine and lease is not None:
+            lease.heard = time.monotonic()
+            if number in lease.reply:  # our answer was lost: the same again, without doing it again
+                self._reply(lease.reply[number], address)
+                return
+        handler = getattr(self, f"_on_{verb}", None) if isinstance(verb, str) else None
+        if handler is None:
+            answer: dict[str, Any] = {"error": f"unknown request '{verb}'"}
+        elif verb not in (*OPERATOR_VERBS, "acquire") and not mine:
+            answer = {"error": "the robot is not held by you: acquire it first"}
+        else:
+            answer = handler(request, address)
+        answer["id"] = number
+        if self._lease is not None and (mine or verb == "acquire"):
+            self._lease.reply[number] = answer
+            while len(self._lease.reply) > 16:
+                self._lease.reply.popitem(last=False)
+        self._reply(answer, address)
+
+    def _on_hello(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        return {"description": self.description, "wire": wire.VERSION} | self._on_status(request, address)
+
+    def _on_status(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        holder = None if self._lease is None else self._lease.name
+        return {
+            "status": self.status.name,
+            "reason": self.reason.name,
+            "holder": holder,
+            "refused": dict(self.refused),
+            "episode": self.episode,
+        }
+
+    def _on_acquire(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        now, lease = time.monotonic(), self._lease
+        if lease is not None and now - lease.heard < LEASE_S and lease.address != address:
+            self.refused["second master"] += 1
+            return {"error": f"the robot is held by {lease.name}: end that first"}
+        if self.status == Status.ESTOP:
+            return {"error": "the emergency stop is latched: make sure that it is safe, then `embodied deploy clear`"}
+        session = int.from_bytes(os.urandom(4), "little") | 1
+        self._lease = _Lease(session, str(request.get("name", "?")), address, now)
+        self._set(Status.HOLDING, Reason.NONE, f"held by {self._lease.name}")
+        return {"session": session}
+
+    def _on_release(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        self.body.hold()
+        self._lease, self._deadline = None, float("inf")
+        if self.status != Status.ESTOP:
+            self._set(Status.HOLDING, Reason.NONE, "released")
+        return {}
+
+    def _on_ping(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        return {}
+
+    def _on_scene(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        if self.status == Status.ESTOP:
+            return {"error": "the emergency stop is latched"}
+        if self.status == Status.FOLLOWING:
+            return {"error": "the robot is moving: stop commanding it before a new scene"}
+        try:
+            self.body.scene(int(request["seed"]))
+        except (BadInput, Fault) as error:
+            return {"error": str(error)}
+        self.episode += 1
+        self._target = None
+        self._set(Status.HOLDING, Reason.NONE, f"episode {self.episode}, seed {request['seed']}")
+        if self.options.lockstep:
+            self._publish()
+        return {"episode": self.episode}
+
+    def _on_rest(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        """The holder ends its motion on purpose: no watchdog, no reproach."""
+        self.body.hold()
+        self._deadline = float("inf")
+        if self.status == Status.FOLLOWING:
+            self._set(Status.HOLDING, Reason.NONE, "rest")
+        return {"truth": self.body.truth()}
+
+    def _on_estop(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        self.latch.parent.mkdir(parents=True, exist_ok=True)
+        self.latch.write_text(str(request.get("reason", "")), encoding="utf-8")
+        self.body.hold()
+        self._set(Status.ESTOP, Reason.OPERATOR, str(request.get("reason", "")))
+        return {}
+
+    def _on_clear(self, request: dict[str, Any], address: Any) -> dict[str, Any]:
+        self.latch.unlink(missing_ok=True)
+        self._lease = None  # whoever held it through the stop starts over
+        self._set(Status.HOLDING, Reason.NONE, "cleared")
+        return {}
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _stop(self, reason: Reason, detail: str) -> None:
+        """Stop by itself: keep the pose, and refuse what still comes of this epoch."""
+        self.body.hold()
+        if self._lease is not None:
+            self._lease.burnt = self._lease.epoch
+        if self.status != Status.ESTOP:
+            self._set(Status.STOPPED, reason, detail)
+
+    def _set(self, status: Status, reason: Reason, detail: str) -> None:
+        self.status, self.reason = status, reason
+        self._note("status", status=status.name, reason=reason.name, detail=detail)
+
+    def _note(self, kind: str, **data: Any) -> None:
+        if self.log is not None:
+            self.log.append(kind, time.monotonic_ns(), data)
+
+    def _reply(self, answer: dict[str, Any], address: Any) -> None:
+        self._send(Kind.REPLY, wire.pack_json(answer), address)
+
+    def _send(self, kind: Kind, payload: bytes, address: Any, **header: int) -> None:
+        try:
+            self.socket.sendto(wire.pack(kind, payload, self.hash, key=self.options.key, **header), address)
+        except (BlockingIOError, ConnectionError):  # the other side's buffer is full, or it is gone: it will miss this one
+            self.refused["not sent"] += 1
+
+
+def _plain(spec: RobotSpec) -> dict[str, Any]:
+    import json
+    from dataclasses import asdict
+
+    return json.loads(json.dumps(asdict(spec)))
