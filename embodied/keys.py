@@ -38,7 +38,7 @@ def types_of(cls: type, prefix: str = "") -> dict[str, Any]:
     for option in fields(cls):
         found[prefix + option.name] = types[option.name]
         if is_dataclass(types[option.name]):
-            found |= types_of(types[option.name], f"{prefix}{option.name}.")  # type: ignore[arg-type]  # a class, not an instance
+            found |= types_of(types[option.name], f"{prefix}{option.name}.")
     return found
 
 

@@ -107,8 +107,8 @@ class PolicyArtifact:
                 self._compare(number, f"observation '{term.name}'", got, want)
             self._compare(number, "action", self.act(seen), action)
             commanded = command(self.spec, action, readings, memory)
-            for name, want in case["command"].items():
-                self._compare(number, f"command {name}", commanded[name], np.array(want))
+            for name in COMMANDS:
+                self._compare(number, f"command {name}", commanded[name], np.array(case["command"][name]))
         broken = np.zeros((self.spec.obs_size, self.spec.obs_size), np.float32)
         np.fill_diagonal(broken, np.nan)
         hidden = np.flatnonzero(~np.isnan(self.act(broken)).all(1))
@@ -299,7 +299,7 @@ def _check_interface(path: Path, model: onnx.ModelProto, spec: PolicySpec) -> No
 
 def _shape(value: onnx.ValueInfoProto) -> str:
     kind = value.type.tensor_type
-    element = onnx.TensorProto.DataType.Name(kind.elem_type).lower().replace("float", "float32")
+    element = "float32" if kind.elem_type == onnx.TensorProto.FLOAT else onnx.TensorProto.DataType.Name(kind.elem_type).lower()
     sizes = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
     return f"{value.name} {element} [{', '.join(sizes)}]"
 

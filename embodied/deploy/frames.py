@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAGIC = b"\xc1EJ1"  # 0xc1 is the one byte that never begins a msgpack value, nor any in UTF-8
 HEADER = struct.Struct("<4sII")  # magic, length of the payload, CRC-32
 LARGEST = 1 << 20  # bytes of a payload; a damaged length does not make a reader swallow the rest of the file
+BUFFER = 4096  # bytes the packer begins with: its own choice is so large that the system gives and takes it each time
 ARRAY = 1  # msgpack extension type
 ARRAY_KINDS = "biufc"  # numpy's: bool, int, uint, float, complex
 
@@ -46,7 +47,7 @@ def encode(kind: str, time_ns: int, data: Mapping[str, Any]) -> bytes:
     try:
         data = dict(data)
         _check_keys(data)
-        payload = msgpack.packb([kind, time_ns, data], default=_plain)
+        payload = msgpack.packb([kind, time_ns, data], default=_plain, buf_size=BUFFER)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"a record of kind '{kind}' cannot be written: {error}") from error
     if len(payload) > LARGEST:
@@ -118,8 +119,10 @@ def _plain(value: Any) -> Any:
             return msgpack.ExtType(ARRAY, _array_head(value.dtype, value.shape) + value.tobytes())
         if isinstance(value, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
             return value.item()
-    kind = f"an array of {value.dtype}" if hasattr(value, "dtype") else f"of type {type(value).__name__}"
-    raise TypeError(f"a value is {kind}, expected plain data or numpy arrays of numbers")
+    if isinstance(value, int):
+        raise TypeError(f"{value} has more than 64 bits")
+    kind = type(value).__name__ + (f" of {value.dtype}" if hasattr(value, "dtype") else "")
+    raise TypeError(f"a value is of type {kind}, expected plain data or numpy arrays of numbers")
 
 
 @functools.lru_cache(maxsize=256)

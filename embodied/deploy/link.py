@@ -13,6 +13,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ ALIVE = ("tcp_pos", "force")
 
 @dataclass(frozen=True)
 class Arrived:
-    """A state that arrived, when it can have been true at the earliest, and when each of `ALIVE` last changed [monotonic ns]."""
+    """A state, when it can have been true at the earliest, and when each of `ALIVE` last changed [monotonic ns]."""
 
     state: State
     true_ns: int
@@ -245,8 +246,7 @@ def read_key(path: str | None) -> bytes | None:
     if path is None:
         return None
     try:
-        with open(path, "rb") as file:
-            key = file.read().strip()
+        key = Path(path).expanduser().read_bytes().strip()
     except OSError as error:
         raise BadInput(f"key_file={path} cannot be read: {error.strerror}") from error
     if len(key) < 16:

@@ -132,6 +132,7 @@ class Server:
         self._deadline = float("inf")
         self._followed_at = -float("inf")
         self._target: tuple[Any, Any] | None = None
+        self._steps_pressed = 0
         self._running = True
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -182,9 +183,10 @@ class Server:
         if self.status != Status.FOLLOWING:
             return
         readings = self.body.read()
-        motion = self.body.spec.motion
-        if max(np.linalg.norm(readings["force"]) / motion.wrench[0], np.linalg.norm(readings["torque"]) / motion.wrench[1]) > 1:
-            self._stop(Reason.CONTACT, f"force {np.linalg.norm(readings['force']):.0f} N")
+        motion, force, torque = self.body.spec.motion, np.linalg.norm(readings["force"]), np.linalg.norm(readings["torque"])
+        self._steps_pressed = self._steps_pressed + 1 if force > motion.wrench[0] or torque > motion.wrench[1] else 0
+        if self._steps_pressed * self.body.dt * self.options.publish_every > motion.press_s:
+            self._stop(Reason.CONTACT, f"{force:.0f} N, {torque:.1f} N m for {motion.press_s:g} s, limits {motion.wrench}")
         for joint, at in zip(self.body.spec.joints, readings["joint_pos"], strict=True):
             if not joint.lower <= at <= joint.upper:
                 self._stop(Reason.JOINT, f"{joint.name} at {at:.3f} rad, limits {joint.lower} to {joint.upper}")

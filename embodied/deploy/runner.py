@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.deploy import guard
 from embodied.deploy.artifact import PolicyArtifact
@@ -108,6 +109,8 @@ class Runner:
         self.pace, self.timing = Pace(self.dt), Timing()
         self.stopping = False
         """Set from a signal handler: the present episode ends at rest, and with it the run."""
+        self._guard: guard.State
+        self._memory: Memory
         self._broken_journal = False
         self._terms = [term.name for term, size in zip(self.spec.terms, self.spec.sizes, strict=True) for _ in range(size)]
 
@@ -233,7 +236,7 @@ class Runner:
         self._change_mode(trouble, began)
         self._send()
         sent = self._guard.command
-        pos, quat = np.float32([sent.pos]), np.float32([sent.quat])
+        pos, quat = _row(sent.pos), _row(sent.quat)
         self._memory = {**memory, "target_pos": pos, "target_quat": quat}
         self._steps += 1
         self._clamped += verdict.level == Level.CLAMP
@@ -372,7 +375,7 @@ class Runner:
             self._guard = guard.start(self.limits, readings["target_pos"][0], readings["target_quat"][0])
         sent = self._guard.command
         memory = start_memory(self.spec, readings)
-        return {**memory, "target_pos": np.float32([sent.pos]), "target_quat": np.float32([sent.quat])}
+        return {**memory, "target_pos": _row(sent.pos), "target_quat": _row(sent.quat)}
 
     def _come_to_rest(self) -> None:
         """Brake inside the limits."""
@@ -415,3 +418,8 @@ class Runner:
         except Fault:
             self._broken_journal = True  # said once, by the fault that ends the run
             raise
+
+
+def _row(values: tuple[float, ...]) -> NDArray[np.float32]:
+    """A batch of one."""
+    return np.array([values], np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +71,7 @@ class SimulatedRobot:
             impedance=replace(task.arm.spec.impedance, null_damping=tuple(damping[i] for i in self._order)),
         )
         frames = [frame for frame in task.spec.frames if frame != "tcp"]
-        self.layout = {
+        self.layout: Mapping[str, int] = {
             **_SIZES,
             "joint_pos": len(joints),
             "joint_vel": len(joints),

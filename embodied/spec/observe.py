@@ -12,15 +12,14 @@ the wrist sensor, in the tcp's orientation, exerted by the environment on the to
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-
-import numpy as np
 
 from embodied.spec.policy import PolicySpec, SuccessSpec, Term
 from embodied.spec.rotations import (
     Array,
+    clamp,
+    like,
     namespace,
     normalise,
     quat_conjugate,
@@ -51,7 +50,7 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
     for i, term in enumerate(spec.terms):
         values[i] = _TERMS[term.kind](term, readings, memory)
         if term.kind == "joint_position":
-            values[i] = values[i] - _home(spec, values[i])
+            values[i] = values[i] - like(spec.robot.home, values[i])
         if term.frame != "base" and term.kind in _IN_BASE_FRAME:
             turned.setdefault(term.frame, []).append(i)
     for frame, indices in turned.items():
@@ -59,8 +58,8 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
         vectors = rotate_inverse(readings[f"{frame}_quat"][..., None, :], xp.stack([values[i] for i in indices], -2))
         for k, i in enumerate(indices):
             values[i] = vectors[..., k, :]
-    inverse_scale, bound = _scaling(spec, readings["tcp_pos"])
-    return xp.clip(xp.concatenate(values, -1) * inverse_scale, -bound, bound)
+    inverse_scale, bound = (like(x, readings["tcp_pos"]) for x in spec.scaling)
+    return clamp(xp.concatenate(values, -1) * inverse_scale, -bound, bound)
 
 
 def succeeded(success: SuccessSpec, readings: Readings) -> Array:
@@ -74,25 +73,6 @@ def succeeded(success: SuccessSpec, readings: Readings) -> Array:
     return (at[..., 2] >= success.depth) & beside & (cosine > math.cos(success.tilt))
 
 
-def _scaling(spec: PolicySpec, like: Array) -> tuple[Array, Array]:
-    """1 / scale and the bound after scaling (infinite where a term has none), each [D], of the kind that `like` is."""
-    scale, bound = _scaling_lists(spec)
-    if isinstance(like, np.ndarray):
-        return np.asarray(scale, like.dtype), np.asarray(bound, like.dtype)
-    return like.new_tensor(scale), like.new_tensor(bound)
-
-
-@functools.lru_cache(maxsize=64)
-def _scaling_lists(spec: PolicySpec) -> tuple[list[float], list[float]]:
-    terms = [term for term, size in zip(spec.terms, spec.sizes, strict=True) for _ in range(size)]
-    return [1.0 / term.scale for term in terms], [math.inf if term.clip is None else term.clip for term in terms]
-
-
-def _home(spec: PolicySpec, like: Array) -> Array:
-    home = spec.robot.home
-    return np.asarray(home, like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(home)
-
-
 def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory) -> Memory:
     """The memory after `action` [N, 6] in [-1, 1]: its `target_pos` and `target_quat` are the command to the robot.
 
@@ -100,8 +80,7 @@ def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory)
     times stiffness is bounded contact force (the policy-level action integrator of IndustReal, arXiv 2305.17110). It
     stays inside the robot's workspace.
     """
-    xp = namespace(action)
-    action = xp.clip(action, -1.0, 1.0)
+    action = clamp(action, -1.0, 1.0)
     frame = _orientation(spec.action.frame, readings)
     leash = spec.robot.impedance.leash
     move = action[..., :3] * spec.action.translation
@@ -112,8 +91,8 @@ def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory)
     wanted = quat_multiply(rotvec_to_quat(turn), memory["target_quat"])
     twist = quat_to_rotvec(quat_multiply(wanted, quat_conjugate(readings["tcp_quat"])))
     pos = readings["tcp_pos"] + _shorten(lead, leash[0])
-    box = spec.robot.workspace
-    pos = xp.stack([xp.clip(pos[..., i], box[i][0], box[i][1]) for i in range(3)], -1)
+    lower, upper = zip(*spec.robot.workspace, strict=True)
+    pos = clamp(pos, like(lower, pos), like(upper, pos))
     return {
         "target_pos": pos,
         "target_quat": normalise(quat_multiply(rotvec_to_quat(_shorten(twist, leash[1])), readings["tcp_quat"])),
@@ -123,9 +102,8 @@ def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory)
 
 def _shorten(vector: Array, limit: float) -> Array:
     """The vector, shortened to length `limit` where it is longer."""
-    xp = namespace(vector)
-    length = xp.sqrt((vector * vector).sum(-1))[..., None]
-    return vector * xp.clip(limit / xp.clip(length, 1e-9, None), None, 1.0)
+    length = namespace(vector).sqrt((vector * vector).sum(-1))[..., None]
+    return vector * clamp(limit / clamp(length, 1e-9, math.inf), 0.0, 1.0)
 
 
 def _orientation(frame: str, readings: Readings) -> Array | None:

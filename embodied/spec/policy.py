@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from embodied.spec.errors import BadInput, nearest
@@ -92,6 +94,12 @@ class PolicySpec:
     def sizes(self) -> tuple[int, ...]:
         """Numbers that each term contributes."""
         return tuple(TERM_SIZES[term.kind] or len(self.robot.joints) for term in self.terms)
+
+    @cached_property
+    def scaling(self) -> tuple[list[float], list[float]]:
+        """1 / scale of each number of the observation, and its bound after scaling (infinite where a term has none)."""
+        terms = [term for term, size in zip(self.terms, self.sizes, strict=True) for _ in range(size)]
+        return [1.0 / term.scale for term in terms], [math.inf if term.clip is None else term.clip for term in terms]
 
     @property
     def max_steps(self) -> int:

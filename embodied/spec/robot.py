@@ -42,13 +42,15 @@ class MotionSpec:
     """What may be asked of the tool, whoever asks: bounds of the commanded pose, each axis of the base frame.
 
     Pairs are (translation, rotation): velocity [m/s, rad/s], acceleration [m/s^2, rad/s^2], jerk [m/s^3, rad/s^3], taken of
-    successive commands; wrench [N, N m] is the length of the measured force and torque beyond which motion stops.
+    successive commands; wrench [N, N m] is the length of the measured force and torque beyond which motion stops when it has
+    lasted for `press_s` [s]: an impact is over in milliseconds, whoever is pressed is pressed for longer.
     """
 
     velocity: tuple[float, float]
     acceleration: tuple[float, float]
     jerk: tuple[float, float]
     wrench: tuple[float, float]
+    press_s: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class RobotSpec:
         parts: dict[str, Any] = {
             "joints": tuple(JointSpec(**joint) for joint in data["joints"]),
             "impedance": ImpedanceSpec(**{key: tuple(value) for key, value in data["impedance"].items()}),
-            "motion": MotionSpec(**{key: tuple(value) for key, value in data["motion"].items()}),
+            "motion": MotionSpec(**{key: x if key == "press_s" else tuple(x) for key, x in data["motion"].items()}),
             "workspace": tuple(tuple(axis) for axis in data["workspace"]),
         }
         return cls(**{**data, **parts})

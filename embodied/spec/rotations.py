@@ -5,6 +5,7 @@ Quaternions are wxyz, of unit length, [..., 4]; vectors and rotation vectors are
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -19,12 +20,34 @@ def namespace(x: Array) -> Any:
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]
 
 
+def clamp(x: Array, low: Any, high: Any) -> Array:
+    """X brought inside [low, high]: numbers, or arrays of x's kind."""
+    # numpy's own clip takes three times as long for few numbers
+    return np.minimum(np.maximum(x, low), high) if isinstance(x, np.ndarray) else x.clamp(low, high)
+
+
+def like(values: Any, x: Array) -> Array:
+    """Numbers as an array of the kind and type that x is."""
+    return np.asarray(values, x.dtype) if isinstance(x, np.ndarray) else x.new_tensor(values)
+
+
+def cross(a: Array, b: Array) -> Array:
+    """The cross product, [..., 3], broadcasting."""
+    if not isinstance(a, np.ndarray):
+        return sys.modules["torch"].linalg.cross(a, b)
+    # numpy's own takes ten times as long for one vector
+    return a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
+
+
+_NEXT, _LAST = np.array([1, 2, 0]), np.array([2, 0, 1])
+
+
 def quat_multiply(p: Array, q: Array) -> Array:
     """The rotation q followed by p: p q, [..., 4]."""
     xp = namespace(p)
     pw, pv, qw, qv = p[..., :1], p[..., 1:], q[..., :1], q[..., 1:]
     scalar = pw * qw - (pv * qv).sum(-1)[..., None]
-    return xp.concatenate([scalar, pw * qv + qw * pv + xp.linalg.cross(pv, qv)], -1)
+    return xp.concatenate([scalar, pw * qv + qw * pv + cross(pv, qv)], -1)
 
 
 def quat_conjugate(q: Array) -> Array:
@@ -34,7 +57,6 @@ def quat_conjugate(q: Array) -> Array:
 
 def rotate(q: Array, v: Array) -> Array:
     """V turned by q: from the frame whose orientation q is, into q's reference frame, [..., 3]."""
-    cross = namespace(v).linalg.cross
     axis = q[..., 1:]
     t = cross(axis, 2.0 * v)
     return v + q[..., :1] * t + cross(axis, t)
@@ -42,7 +64,6 @@ def rotate(q: Array, v: Array) -> Array:
 
 def rotate_inverse(q: Array, v: Array) -> Array:
     """V turned back by q: from q's reference frame into the frame whose orientation q is, [..., 3]."""
-    cross = namespace(v).linalg.cross
     axis = q[..., 1:]
     t = cross(2.0 * v, axis)
     return v + q[..., :1] * t + cross(t, axis)
@@ -55,7 +76,7 @@ def quat_to_rotvec(q: Array) -> Array:
     w, v = q[..., :1], q[..., 1:]
     sine = xp.sqrt((v * v).sum(-1))[..., None]
     # below 1e-6 the series 2 (1 + sine^2 / 6) is exact in float32
-    factor = xp.where(sine > 1e-6, 2.0 * xp.arctan2(sine, w) / xp.clip(sine, 1e-12, None), 2.0 + sine * sine / 3.0)
+    factor = xp.where(sine > 1e-6, 2.0 * xp.arctan2(sine, w) / clamp(sine, 1e-12, math.inf), 2.0 + sine * sine / 3.0)
     return v * factor
 
 
@@ -63,7 +84,7 @@ def rotvec_to_quat(r: Array) -> Array:
     """The unit quaternion of a rotation vector, [..., 4]."""
     xp = namespace(r)
     angle = xp.sqrt((r * r).sum(-1))[..., None]
-    factor = xp.where(angle > 1e-4, xp.sin(0.5 * angle) / xp.clip(angle, 1e-12, None), 0.5 - angle * angle / 48.0)
+    factor = xp.where(angle > 1e-4, xp.sin(0.5 * angle) / clamp(angle, 1e-12, math.inf), 0.5 - angle * angle / 48.0)
     return normalise(xp.concatenate([xp.cos(0.5 * angle), factor * r], -1))
 
 

@@ -82,7 +82,10 @@ def run(words: list[str]) -> int:
             results.append(episode)
             notes = [f"{count} x {why}" for why, count in episode.holds.items()]
             held = f"; held: {', '.join(notes)}" if notes else ""
-            print(f"episode {episode.number + 1} of {options.episodes}: {episode.outcome}, {episode.steps} steps{held}", flush=True)
+            print(
+                f"episode {episode.number + 1} of {options.episodes}: {episode.outcome}, {episode.steps} steps{held}",
+                flush=True,
+            )
 
         try:
             with no_collection():
@@ -93,7 +96,9 @@ def run(words: list[str]) -> int:
         (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     late, tick = summary["timing_us"].get("late_us"), summary["timing_us"].get("tick_us")
     if late and tick:
-        print(f"ticks of {1e3 * runner.dt:.0f} ms: late p99.9 {late['p99.9']:.0f} us, cost p99 {tick['p99']:.0f} us ({scheduling})")
+        print(
+            f"ticks of {1e3 * runner.dt:.0f} ms: late p99.9 {late['p99.9']:.0f} us, cost p99 {tick['p99']:.0f} us ({scheduling})"
+        )
     print(json.dumps(summary), flush=True)
     if fault is not None:
         raise Fault(str(fault))

@@ -58,12 +58,16 @@ def run(words: list[str]) -> int:
         key=read_key(options.key_file),
     )
     latch = cache_folder() / "estop" / f"{robot.spec.name}-{options.port}"
-    log = None if options.log is None else Writer(Path(options.log), {"robot": robot.spec.name, "reality": vars(options.reality)})
+    log = (
+        None if options.log is None else Writer(Path(options.log), {"robot": robot.spec.name, "reality": vars(options.reality)})
+    )
     server = Server(robot, wire, latch, log)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
     scheduling = realtime(10) if not options.lockstep else "lockstep"
-    print(f"{robot.spec.name}, {task.name}: listening on {options.host}:{server.port} ({scheduling}); Ctrl-C ends it", flush=True)
+    print(
+        f"{robot.spec.name}, {task.name}: listening on {options.host}:{server.port} ({scheduling}); Ctrl-C ends it", flush=True
+    )
     if latch.exists():
         print("the emergency stop is latched: embodied deploy clear", flush=True)
     try:
