@@ -1,14 +1,17 @@
-"""The arguments of a command that has its own few options: `key=value` words against one dataclass."""
+"""The arguments of a command that has its own few options: `key=value` words against one dataclass.
+
+Hydra would need a second to be imported, and an emergency stop is one of these commands; values are YAML here.
+"""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.keys import check_value, expected, types_of
-from embodied.overrides import check_form, parse
 from embodied.spec.errors import BadInput, nearest
 
 T = TypeVar("T")
@@ -23,18 +26,20 @@ def read(command: str, cls: type[T], words: list[str]) -> T:
     types = types_of(cls)
     node: Any = OmegaConf.structured(cls)
     given = set()
-    for one in parse(words):
-        key, value = one.key_or_group, one.value()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or key.startswith("-"):
+            raise BadInput(f"cannot read '{word}': expected key=value (embodied {command} --help)")
         if key not in types:
             raise BadInput(f"unknown key '{key}': {nearest(key, types)} (embodied {command} --help)")
         if key in given:
-            raise BadInput(f"{key}= is given twice: {one.input_line} and another")
-        check_form(one)
+            raise BadInput(f"{key}= is given twice: {word} and another")
         given.add(key)
         try:
+            value = yaml.safe_load(text)
             OmegaConf.update(node, key, value, merge=True)
-        except (OmegaConfBaseException, ValueError) as error:
-            raise BadInput(f"{one.input_line}: {expected(key, types)}") from error
+        except (OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+            raise BadInput(f"{word}: {expected(key, types)}") from error
         check_value(key, value, types[key])
     missing = sorted(OmegaConf.missing_keys(node))
     if missing:

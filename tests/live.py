@@ -79,3 +79,21 @@ def await_state(link: Link, condition, timeout: float = 5.0):
         if link.latest is not None and condition(link.latest.state):
             return link.latest.state
     raise AssertionError(f"no such state in {timeout} s; last: {link.latest}")
+
+
+def exported_policy(folder: Path) -> tuple[Path, dict]:
+    """An exported policy that moves but was never trained, and the run's configuration; its checkpoint is in `folder`."""
+    from worlds import make_trainer
+
+    from embodied.algos import checkpoint
+    from embodied.commands.export import export
+    from embodied.compose import compose
+
+    words = ["task=assembly", "task.bank.size=64", "sim.num_worlds=8", "policy.hidden=[16]", "algo.critic_hidden=[16]"]
+    invocation = compose("train", [*words, "algo.num_steps=8", f"out={folder / 'run'}"])
+    trainer = make_trainer(8)
+    state = trainer.state_dict()
+    state["learner"]["policy"]["network.2.weight"] *= 20.0  # its first actions would be nearly zero
+    path = invocation.run_dir / "checkpoints" / "latest.pt"
+    checkpoint.save(path, {"trainer": state, "best": -1.0, "config": invocation.config})
+    return export(invocation.config, path).policy, invocation.config

@@ -1,7 +1,6 @@
 import errno
 import os
 import random
-import signal
 import struct
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from embodied.deploy import frames, journal
+from embodied.deploy import frames
 from embodied.deploy.journal import Writer, episodes, read, repair
 from embodied.spec.errors import BadInput, Fault
 
@@ -536,4 +535,3 @@ def test_importing_loads_nothing_heavy():
     code = "import sys, embodied.deploy.journal\nprint(sorted(set(sys.modules) & {'numpy', 'torch', 'mujoco', 'rerun'}))"
     done = run_python(code)
     assert done.stdout.strip() == "[]", done.stderr
-    assert journal.FORMAT == 1

@@ -13,6 +13,7 @@ from embodied.algos.trainer import Trainer
 from embodied.policies.gaussian import GaussianPolicy, MLPOptions
 from embodied.sim.engines.cpu import CpuEngine
 from embodied.sim.env import WorldsEnv
+from embodied.sim.fresh import FreshStarts
 from embodied.sim.resets import ResetBank
 from embodied.sim.robots.franka import FrankaOptions, franka
 from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions
@@ -58,6 +59,11 @@ def make_env(
         torch.device("cpu"),
     )
     return WorldsEnv(make_engine(task, num_worlds), task, sampler, bank, randomise, stagger, warn)
+
+
+def make_fresh(num_worlds: int) -> FreshStarts:
+    task = make_task()
+    return FreshStarts(make_engine(task, num_worlds), task, randomise=False)
 
 
 def make_trainer(num_worlds: int = 8, seed: int = 0) -> Trainer:

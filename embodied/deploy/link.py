@@ -24,6 +24,7 @@ from embodied.deploy.wire import Kind, Malformed, State
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.robot import RobotSpec
 
+DEFAULT = "127.0.0.1:47000"
 Readings = dict[str, NDArray[np.float32]]
 
 
@@ -235,6 +236,15 @@ class Link:
             self.dropped["unreachable"] += 1
             return False
         return True
+
+
+def connect(robot: str, key_file: str | None) -> Link:
+    """A link to the robot process at `host:port`, with the shared key in a file; nothing has been said yet.
+
+    Raises:
+        BadInput: no address, no usable key, or an address that needs one.
+    """
+    return Link(wire.address_of(robot), read_key(key_file))
 
 
 def read_key(path: str | None) -> bytes | None:

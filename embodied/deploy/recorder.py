@@ -1,7 +1,8 @@
 """The recorder: a process of its own that writes the journal, so that a slow disk never makes the robot wait.
 
 `Recorder` is the handle to it in the control process; run as a module, this is the process. What goes over the socket
-between them are the journal's frames as they are, and requests to sync; what comes back are lines of text.
+between them are the journal's frames as they are, and requests to sync; what comes back are lines of text: "ready",
+"synced" with the number of bytes that are on the disk, "error" with what the system said.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from embodied.deploy.frames import HEADER, append_whole, encode
 from embodied.deploy.journal import Writer
 from embodied.spec.errors import Fault
 
-BUFFER = 1 << 20  # bytes that may wait for the recorder, beside those that the system keeps
-SYNC = b"SYNC"  # in place of a frame's magic: sync, and say so; its length is the request's number
+BUFFER = 1 << 21  # bytes that may wait for the recorder, beside those that the system keeps; the largest record fits
+SYNC = HEADER.pack(b"SYNC", 0, 0)
 SYNC_S = 1.0
+STALL_S = 10.0  # a record that is so long not on the disk: memory cards take seconds, now and then
 START_S = 20.0  # an interpreter starts in 0.1 s, on a cold and busy disk in seconds
 CLOSE_S = 10.0
 END_S = 1.0
@@ -46,7 +48,9 @@ class Recorder:
         self.path = Path(path)
         self._pending = bytearray()  # accepted, not yet taken by the system
         self._inbox = b""
-        self._ready, self._requested, self._synced = False, 0, 0
+        self._ready = False
+        self._accepted, self._synced = 0, 0  # bytes
+        self._since = 0.0  # when it was last not behind, or got further
         self._failure = ""
         file = Writer(self.path, meta)  # here, so that what is wrong with the path is said at once
         self._socket, theirs = socket.socketpair()
@@ -60,7 +64,7 @@ class Recorder:
         file.close()
         try:
             self._wait(START_S, lambda: self._ready, "has not started")
-        except Fault:
+        except BaseException:
             self._socket.close()
             self._child.kill()
             self._child.wait()
@@ -83,7 +87,10 @@ class Recorder:
         frame = encode(kind, time_ns, data)
         self.poll()
         if len(self._pending) + len(frame) > BUFFER:
-            self._fail(f"its recorder (process {self.pid}) does not keep up: the disk is too slow or stands still")
+            self._stalled()
+        if self._accepted == self._synced:
+            self._since = time.monotonic()
+        self._accepted += len(frame)
         self._pending += frame
         self._send()
 
@@ -93,6 +100,8 @@ class Recorder:
             raise Fault(self._failure)
         self._send()
         self._receive()
+        if self._accepted > self._synced and time.monotonic() - self._since > STALL_S:
+            self._stalled()
 
     def commit(self, timeout_s: float) -> None:
         """Return when everything written is on the disk.
@@ -122,10 +131,9 @@ class Recorder:
                 self._child.wait(END_S)
 
     def _commit(self, timeout_s: float) -> None:
-        self._requested += 1
-        request = self._requested
-        self._pending += HEADER.pack(SYNC, request, 0)
-        self._wait(timeout_s, lambda: self._synced >= request, "has not synced")
+        if self._synced < self._accepted:
+            self._pending += SYNC
+        self._wait(timeout_s, lambda: self._synced == self._accepted, "has not synced")
 
     def _wait(self, timeout_s: float, done: Callable[[], bool], what: str) -> None:
         """Send and receive until `done`."""
@@ -172,9 +180,12 @@ class Recorder:
                 if word == "ready":
                     self._ready = True
                 elif word == "synced":
-                    self._synced = int(rest)
+                    self._synced, self._since = int(rest), time.monotonic()
                 else:
                     self._fail(f"its recorder cannot write: {rest}; what is on the disk is kept")
+
+    def _stalled(self) -> None:
+        self._fail(f"its recorder (process {self.pid}) does not keep up: the disk is too slow or stands still")
 
     def _fail(self, what: str) -> None:
         self._failure = self._failure or f"{self.path}: {what}"
@@ -206,31 +217,31 @@ class _Parent:
 
 
 class _Journal:
-    """The journal's open file, and whether something in it is not on the disk yet."""
+    """The journal's open file, and how many of the bytes taken are written and on the disk."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd, self.dirty = fd, False
+    def __init__(self, fd: int, parent: _Parent) -> None:
+        self.fd, self.parent = fd, parent
+        self.written, self.synced = 0, 0
 
-    def take(self, buffer: bytearray, parent: _Parent) -> None:
+    def take(self, buffer: bytearray) -> None:
         """Write the whole frames at the buffer's beginning and do what requests among them ask; they are taken off."""
         while len(buffer) >= HEADER.size:
-            magic, length, _ = HEADER.unpack_from(buffer)
-            if magic == SYNC:
-                self.sync()
-                parent.say(f"synced {length}")
-                del buffer[: HEADER.size]
-                continue
-            end = HEADER.size + length
+            end = HEADER.size + HEADER.unpack_from(buffer)[1]
             if len(buffer) < end:
                 return
-            append_whole(self.fd, buffer[:end])
-            self.dirty = True
+            if buffer.startswith(SYNC):
+                self.sync()
+            else:
+                append_whole(self.fd, buffer[:end])
+                self.written += end
             del buffer[:end]
 
     def sync(self) -> None:
-        if self.dirty:
+        """Bring everything to the disk and say so, if there is anything."""
+        if self.synced < self.written:
             os.fsync(self.fd)
-            self.dirty = False
+            self.synced = self.written
+            self.parent.say(f"synced {self.synced}")
 
 
 def _record(parent: _Parent, journal: _Journal) -> None:
@@ -240,7 +251,7 @@ def _record(parent: _Parent, journal: _Journal) -> None:
     while (data := parent.read(max(0.0, due - time.monotonic()))) != b"":
         if data:
             buffer += data
-            journal.take(buffer, parent)
+            journal.take(buffer)
         if time.monotonic() >= due:
             journal.sync()
             due = time.monotonic() + SYNC_S
@@ -251,14 +262,15 @@ def main(link: int, file: int) -> int:
     """The recorder's process: descriptors of its socket and of the journal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: it ends when its parent has said its last
-    parent, journal = _Parent(socket.socket(fileno=link)), _Journal(file)
+    parent = _Parent(socket.socket(fileno=link))
+    journal = _Journal(file, parent)
     parent.say("ready")
     try:
         _record(parent, journal)
     except OSError as error:
         parent.say(f"error {error.strerror}")
-        with contextlib.suppress(OSError):  # has been said
-            journal.sync()
+        with contextlib.suppress(OSError):  # that it cannot has been said
+            os.fsync(file)
         return 1
     return 0
 

@@ -87,11 +87,16 @@ class RobotSpec:
         """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
         parts: dict[str, Any] = {
             "joints": tuple(JointSpec(**joint) for joint in data["joints"]),
-            "impedance": ImpedanceSpec(**{key: tuple(value) for key, value in data["impedance"].items()}),
-            "motion": MotionSpec(**{key: x if key == "press_s" else tuple(x) for key, x in data["motion"].items()}),
+            "impedance": _tuples(ImpedanceSpec, data["impedance"]),
+            "motion": _tuples(MotionSpec, data["motion"]),
             "workspace": tuple(tuple(axis) for axis in data["workspace"]),
         }
         return cls(**{**data, **parts})
+
+
+def _tuples(cls: type, data: dict[str, Any]) -> Any:
+    """An instance of a dataclass of numbers and tuples, of which JSON has made lists."""
+    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
 def digest(spec: Any) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from embodied.arguments import read
-from embodied.commands.deploy.connect import DEFAULT, load_policy, mismatches, open_link
+from embodied.commands.deploy.connect import load_policy, mismatches
+from embodied.deploy.link import DEFAULT, connect
 from embodied.spec.errors import BadInput
 
 
@@ -27,7 +28,7 @@ def run(words: list[str]) -> int:
     policy = load_policy(options.policy)
     policy.check_golden()
     print(f"{options.policy}: {len(policy.metadata['golden'])} golden cases recomputed, from readings to commands")
-    with contextlib.closing(open_link(options.robot, options.key_file)) as link:
+    with contextlib.closing(connect(options.robot, options.key_file)) as link:
         found = mismatches(policy, link, link.hello())
     for line in found:
         print(f"  {line}")

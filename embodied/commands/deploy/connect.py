@@ -1,21 +1,13 @@
-"""What the commands that talk to a robot share."""
+"""What the commands that bring a policy to a robot share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from embodied.deploy import wire
 from embodied.deploy.artifact import PolicyArtifact, differences
-from embodied.deploy.link import Link, read_key
+from embodied.deploy.link import Link
 from embodied.spec.errors import BadInput
-
-DEFAULT = "127.0.0.1:47000"
-
-
-def open_link(robot: str, key_file: str | None) -> Link:
-    """A link to the robot process at an address; nothing has been said yet."""
-    return Link(wire.address_of(robot), read_key(key_file))
 
 
 def load_policy(path: str) -> PolicyArtifact:

@@ -31,12 +31,12 @@ class RepairOptions:
 
 def replay(words: list[str]) -> int:
     """Write a rerun recording of a journal."""
-    from embodied.deploy.replay import replay as write
-
     options = read("deploy replay", ReplayOptions, words)
     path = _find(options.journal)
     out = path.with_suffix(".rrd") if options.out is None else Path(options.out).expanduser()
     check_new(out)
+    from embodied.deploy.replay import replay as write  # rerun takes a while to import
+
     write(path, out, options.episode)
     print(f"recording: {out} (open with: rerun {out})")
     return 0

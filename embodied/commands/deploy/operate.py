@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from embodied.arguments import read
-from embodied.commands.deploy.connect import DEFAULT, open_link
+from embodied.deploy.link import DEFAULT, connect
 
 
 @dataclass
@@ -29,7 +29,7 @@ def clear(words: list[str]) -> int:
 
 def _ask(verb: str, command: str, words: list[str], said: str) -> int:
     options = read(command, OperateOptions, words)
-    with contextlib.closing(open_link(options.robot, options.key_file)) as link:
+    with contextlib.closing(connect(options.robot, options.key_file)) as link:
         link.request(verb, reason="operator")
     print(said)
     return 0

@@ -15,8 +15,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from embodied.arguments import read
-from embodied.commands.deploy.connect import DEFAULT, load_policy, open_link, refuse_mismatch
+from embodied.commands.deploy.connect import load_policy, refuse_mismatch
 from embodied.deploy.brain import Brain
+from embodied.deploy.link import DEFAULT, connect
 from embodied.deploy.pace import machine_load, no_collection, realtime
 from embodied.deploy.recorder import Recorder
 from embodied.deploy.runner import Episode, Runner, Stopped
@@ -50,7 +51,7 @@ def run(words: list[str]) -> int:
     out = Path(options.out or f"runs/deploy/{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     check_new(out)
     with contextlib.ExitStack() as stack:
-        link = open_link(options.robot, options.key_file)
+        link = connect(options.robot, options.key_file)
         stack.callback(link.close)
         description = link.hello()
         refuse_mismatch(policy, link, description, options.policy)
@@ -96,9 +97,8 @@ def run(words: list[str]) -> int:
         (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     late, tick = summary["timing_us"].get("late_us"), summary["timing_us"].get("tick_us")
     if late and tick:
-        print(
-            f"ticks of {1e3 * runner.dt:.0f} ms: late p99.9 {late['p99.9']:.0f} us, cost p99 {tick['p99']:.0f} us ({scheduling})"
-        )
+        figures = f"late p99.9 {late['p99.9']:.0f} us, cost p99 {tick['p99']:.0f} us"
+        print(f"ticks of {1e3 * runner.dt:.0f} ms: {figures} ({scheduling})")
     print(json.dumps(summary), flush=True)
     if fault is not None:
         raise Fault(str(fault))

@@ -1,0 +1,179 @@
+"""Limits of motion: what one axis of the tool may do from tick to tick, and how it stops inside that.
+
+Commands are float32, as the wire carries them. Velocity, acceleration and jerk are their finite differences, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from embodied.spec.errors import BadInput
+from embodied.spec.robot import RobotSpec
+
+AXES = ("tcp x", "tcp y", "tcp z", "tcp rx", "tcp ry", "tcp rz")
+XYZ = ("x", "y", "z")
+
+MARGIN = 1e-3  # plans leave this share of velocity, acceleration and jerk to the rounding to float32
+KEEP = 1.0 - MARGIN
+TURN_ROUNDING = 2.0**-23  # rad: four components, each off by 2^-25 at most, turn a unit quaternion by 2 sqrt(4) 2^-25 at most
+REACH = 100.0  # m, rad: bounds are nearer than this to 0
+STOP_TICKS = 32  # stopping from full velocity takes no longer,
+TICKS = 2 * STOP_TICKS  # and no longer than this where an acceleration towards full velocity must end first
+STILL = 1e-12  # m/s, rad/s: what float64 may leave of a velocity that is to be 0
+
+FLOAT32 = struct.Struct("f")
+Vector = tuple[float, ...]
+
+
+class Axis(NamedTuple):
+    """Limits of one axis: position, velocity, acceleration, and `swing`, the change of acceleration in a tick (jerk * dt)."""
+
+    lower: float
+    upper: float
+    velocity: float
+    acceleration: float
+    swing: float
+
+
+FREE = Axis(-math.inf, math.inf, math.inf, math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits by axis (x, y, z, rx, ry, rz of the base frame; m, rad), of the measured wrench [N, N m] and the measured joints.
+
+    Velocity, acceleration and jerk are finite differences of successive commands: for rotation, of the rotation vectors from
+    one to the next. Rotation has no bounds (-inf, inf). `joints`: (name, lower, upper [rad], velocity [rad/s]).
+
+    Raises:
+        BadInput: values that are not positive and finite, too small for commands in float32, or too small to stop in time.
+    """
+
+    dt: float
+    lower: Vector
+    upper: Vector
+    velocity: Vector
+    acceleration: Vector
+    jerk: Vector
+    force: float
+    torque: float
+    joints: tuple[tuple[str, float, float, float], ...]
+
+    def __post_init__(self) -> None:
+        for complaint in _complaints(self):
+            raise BadInput(f"guard limits: {complaint}")
+
+    @classmethod
+    def of(cls, robot: RobotSpec, dt: float | None = None) -> Limits:
+        """The limits of `robot`, at a tick of `dt` seconds (default: the robot's control step)."""
+        motion, turns = robot.motion, (math.inf,) * 3
+        lower, upper = zip(*robot.workspace, strict=True)
+        velocity, acceleration, jerk = ((m,) * 3 + (t,) * 3 for m, t in (motion.velocity, motion.acceleration, motion.jerk))
+        joints = tuple((joint.name, joint.lower, joint.upper, joint.velocity) for joint in robot.joints)
+        dt = robot.control_dt if dt is None else dt
+        bounds = lower + tuple(-turn for turn in turns), upper + turns
+        return cls(dt, *bounds, velocity, acceleration, jerk, *motion.wrench, joints)
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """What the move of one axis is judged by. Bounds of position are the outermost float32 values inside; velocities of
+        rotation keep the margin, as a turn is rounded when all three axes are planned.
+        """
+        velocity = self.velocity[:3] + tuple(KEEP * v for v in self.velocity[3:])
+        swing = tuple(jerk * self.dt for jerk in self.jerk)
+        bounds = [(_inside(low, high), _inside(high, low)) for low, high in zip(self.lower, self.upper, strict=True)]
+        return tuple(Axis(*b, *rest) for b, *rest in zip(bounds, velocity, self.acceleration, swing, strict=True))
+
+    @cached_property
+    def inner(self) -> tuple[Axis, ...]:
+        """What is planned with."""
+        rows = zip(self.axes, self.velocity, strict=True)
+        return tuple(Axis(axis.lower, axis.upper, KEEP * v, KEEP * axis.acceleration, KEEP * axis.swing) for axis, v in rows)
+
+    @cached_property
+    def fields(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Readings that must be there, with the names of their components."""
+        joints = tuple(joint[0] for joint in self.joints)
+        return (("joint_pos", joints), ("joint_vel", joints), ("force", XYZ), ("torque", XYZ))
+
+
+def brake(axis: Axis, v: float, a: float, dt: float) -> float:
+    """The velocity of the next tick on the way from velocity `v` and acceleration `a` to rest.
+
+    Time-optimal feedback for the double integrator a' = a + dt j, v' = v + dt a' with bounded j (as fhan does for explicit
+    Euler: Han, IEEE Trans. Ind. Electron. 56(3), 2009): the deceleration from which full jerk ends with v = 0 and a = 0 at once
+    is approached as fast as the jerk allows, then kept to, and ends exactly. With S the swing, decelerations b, b - S, ...,
+    b - m S > 0 shed ((m + 1) b - S m (m + 1) / 2) dt; that is solved for b.
+    """
+    _, _, _, most, swing = axis
+    shed = abs(v) / dt
+    m = int((math.sqrt(1.0 + 8.0 * shed / swing) - 1.0) / 2.0)
+    b = shed / (m + 1) + swing * m / 2.0
+    a1 = min(max(-math.copysign(b, v), a - swing, -most), a + swing, most)
+    v1 = v + dt * a1
+    return v1 if abs(v1) > STILL else 0.0
+
+
+def stop(axis: Axis, inner: Axis, x: float, v: float, a: float, to: float, dt: float, ticks: int = TICKS) -> float:
+    """Where an axis comes to rest if `to` is sent now and it brakes from then on; nan if that breaks a limit of `axis`."""
+    lower, upper, velocity, acceleration, swing = axis
+    for _ in range(ticks):
+        v1 = (to - x) / dt
+        a1 = (v1 - v) / dt
+        fits = abs(v1) <= velocity and abs(a1) <= acceleration and abs(a1 - a) <= swing
+        if not (fits and lower <= to <= upper):
+            break
+        if v1 == a1 == 0.0:
+            return to
+        x, v, a = to, v1, a1
+        to = to32(x + dt * brake(inner, v, a, dt))
+    return math.nan
+
+
+def _complaints(limits: Limits) -> Iterator[str]:
+    """What is wrong with limits, one line each."""
+    dt, names = limits.dt, ("velocity", "acceleration", "jerk")
+    for name in ("lower", "upper", *names):
+        if len(getattr(limits, name)) != len(AXES):
+            yield f"{name} has {len(getattr(limits, name))} numbers, expected one for each of {', '.join(AXES)}"
+    rates = [(f"{axis} {name}", rate) for name in names for axis, rate in zip(AXES, getattr(limits, name), strict=True)]
+    rates += [("dt", dt), ("force", limits.force), ("torque", limits.torque)]
+    for name, rate in [*rates, *((f"{name} velocity", rate) for name, _, _, rate in limits.joints)]:
+        if not 0.0 < rate < math.inf:
+            yield f"{name} is {rate}, expected a positive number"
+    bounds = [*zip(AXES[:3], limits.lower, limits.upper, strict=False), *(joint[:3] for joint in limits.joints)]
+    for name, lower, upper in bounds:
+        if not (-REACH < lower < upper < REACH and _inside(lower, upper) < _inside(upper, lower)):
+            yield f"{name} is from {lower} to {upper}, expected lower < upper, both nearer to 0 than {REACH:g}"
+    if set(limits.lower[3:]) != {-math.inf} or set(limits.upper[3:]) != {math.inf}:
+        yield "rotation has bounds, which this guard cannot hold: expected -inf and inf"
+    for name, speeds in (("moves", limits.velocity[:3]), ("turns", limits.velocity[3:])):
+        if dt * math.hypot(*speeds) > 1.0:
+            yield f"{name} of {dt * math.hypot(*speeds):.3g} in a tick, expected at most 1 (m, rad): lower the velocity"
+    for i, (axis, inner) in enumerate(zip(limits.axes, limits.inner, strict=True)):
+        rounding = TURN_ROUNDING if i >= 3 else math.ldexp(1.0, math.frexp(max(-axis.lower, axis.upper))[1] - 25)
+        finest = dt * min(axis.velocity, dt * axis.acceleration, dt * axis.swing)
+        if MARGIN * finest < rounding:
+            yield f"{AXES[i]}: velocity, acceleration, jerk allow {finest:.3g} a tick, too little for float32: raise them or dt"
+        if math.isnan(stop(FREE, inner, 0.0, axis.velocity, 0.0, dt * brake(inner, axis.velocity, 0.0, dt), dt, STOP_TICKS)):
+            yield f"{AXES[i]}: to stop takes over {STOP_TICKS} ticks: raise acceleration, jerk or dt, or lower the velocity"
+
+
+def to32(x: float) -> float:
+    """The float32 nearest to `x`."""
+    near: float = FLOAT32.unpack(FLOAT32.pack(x))[0]
+    return near
+
+
+def _inside(bound: float, other: float) -> float:
+    """The float32 nearest to `bound` on the side of `other`."""
+    near = to32(bound)
+    outside = near > bound if bound > other else near < bound
+    return float(np.nextafter(np.float32(near), np.float32(other))) if outside else near
