@@ -61,19 +61,23 @@ def train(overrides: list[str]) -> dict[str, object]:
     }
 
 
+def describe_host() -> dict[str, object]:
+    """What figures are read by: date and machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), "?"),
+        "cores": psutil.cpu_count(),
+        "machine": platform.machine(),
+    }
+
+
 def main() -> None:
     """Run what was asked for, and write the results."""
     what = sys.argv[1] if len(sys.argv) > 1 else "all"
     file = RESULTS / "assembly.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    host = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": next(
-            (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
-        ),
-        "cores": psutil.cpu_count(),
-        "machine": platform.machine(),
-    }
+    host = describe_host()
     if what in ("default", "all"):
         results["default"] = {"host": host, "runs": [train([f"seed={seed}"]) for seed in SEEDS]}
         write(file, results)

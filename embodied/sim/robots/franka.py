@@ -9,9 +9,10 @@ centres of mass and inertias: franka_description (Apache-2.0), robots/fr3/inerti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embodied.sim.robots.arm import Arm, Capsule, Hand, Link
+from embodied.spec.errors import BadInput
 from embodied.spec.registry import register
 from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
 
@@ -20,7 +21,9 @@ HALF = math.pi / 2
 
 @dataclass
 class FrankaOptions:
-    """No options: the robot is as published."""
+    """The robot is as published; how often it is commanded is free."""
+
+    control_dt: float = 0.04  # between commands [s], a multiple of the physics step
 
 
 # name, lower, upper [rad], velocity [rad/s], acceleration [rad/s^2], jerk [rad/s^3], torque [N m], rest pose [rad]
@@ -106,4 +109,9 @@ _HAND = Hand(
 @register("robot", "franka", FrankaOptions)
 def franka(options: FrankaOptions) -> Arm:
     """Franka Research 3, 7 joints, with its parallel hand."""
-    return Arm(SPEC, _LINKS, _HAND, base=(Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),))
+    steps = options.control_dt / SPEC.physics_dt
+    if not (1 <= steps <= 100 and abs(steps - round(steps)) < 1e-6):
+        raise BadInput(
+            f"robot.control_dt={options.control_dt}: expected a multiple of {SPEC.physics_dt} s, at most {100 * SPEC.physics_dt}"
+        )
+    return Arm(replace(SPEC, control_dt=options.control_dt), _LINKS, _HAND, base=(Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),))
