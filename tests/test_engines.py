@@ -27,7 +27,9 @@ from embodied.sim.robots.arm import REFERENCE_QUAT
 from embodied.sim.robots.franka import FrankaOptions, franka
 from embodied.sim.robots.kinematics import inverse
 from embodied.sim.tasks.assembly import Assembly, AssemblyOptions
-from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, SIDES, build_cell, wall_geoms
+from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, build_cell
+from embodied.sim.tasks.parts.part import wall_geoms
+from embodied.sim.tasks.parts.peg import SIDES
 from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Engine
 from embodied.spec.rotations import rotate

@@ -1,57 +1,27 @@
-"""What success-guided resets are for, in seconds: a chain too long to be learned from its far end.
-
-24 depths, 4 actions of which one is right at each; a wrong one ends the episode, being right down to depth 0 is
-rewarded. An episode may start at any depth. Tabular REINFORCE with a running baseline a depth, gradients averaged over
-256 episodes, 500 iterations, learning rate 2. Solved from a depth means: a success there is more likely than not,
-computed exactly.
-"""
+"""On the chain (see `chain`): which samplers reach its far end, and that outcomes are what they reach it by."""
 
 import pytest
-import torch
-from torch.nn.functional import one_hot
+from chain import DEPTHS, HISTORY, SEEDS, learn
+from sampler_tools import PRESETS
 
-from embodied.sim.samplers.success_guided import PRESETS, SuccessGuided, SuccessGuidedOptions
+from embodied.sim.samplers.linear import Linear, LinearOptions
+from embodied.sim.samplers.plr import PLR, PLROptions
+from embodied.sim.samplers.sfl import SFL, SFLOptions
+from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions
 from embodied.sim.samplers.uniform import Uniform, UniformOptions
-
-DEPTHS, ACTIONS, EPISODES, ITERATIONS, LEARNING_RATE, HISTORY = 24, 4, 256, 500, 2.0, 20
-SEEDS = (0, 1, 2)
-
-
-def learn(cls, options, seed, shuffled=False):
-    """Depths solved and probability of success from the deepest, after learning."""
-    sampler = cls(options, EPISODES, DEPTHS, torch.zeros(DEPTHS, dtype=torch.int64), ["chain"], "chain", seed, "cpu")
-    generator = torch.Generator().manual_seed(1000 + seed)
-    right = torch.randint(ACTIONS, (DEPTHS,), generator=generator)
-    logits, baseline = torch.zeros(DEPTHS, ACTIONS), torch.zeros(DEPTHS)
-    all_valid = torch.ones(EPISODES, dtype=torch.bool)
-    for _ in range(ITERATIONS):
-        starts = sampler.sample()
-        policy = logits.softmax(1)
-        actions = torch.multinomial(policy, EPISODES, replacement=True, generator=generator).T  # [episode, depth]
-        below = torch.arange(DEPTHS) <= starts[:, None]
-        # survived[:, d]: no wrong action from the start down to d; reached[:, d]: d was acted in
-        survived = ((actions == right) | ~below).long().flip(1).cumprod(1).flip(1)
-        reached = torch.cat([survived[:, 1:], torch.ones(EPISODES, 1)], 1) * below
-        success = survived[:, 0] == 1
-        reward = success.float()
-        advantage = reached * (reward[:, None] - baseline)
-        logits += LEARNING_RATE * (advantage[:, :, None] * (one_hot(actions, ACTIONS) - policy)).mean(0)
-        visits = reached.sum(0)
-        mean = (reached * reward[:, None]).sum(0) / visits.clamp(min=1)
-        baseline = torch.where(visits > 0, 0.9 * baseline + 0.1 * mean, baseline)
-        told = success[torch.randperm(EPISODES, generator=generator)] if shuffled else success
-        sampler.record(starts, told, all_valid, reward)
-    from_depth = logits.softmax(1)[torch.arange(DEPTHS), right].cumprod(0)
-    return (from_depth > 0.5).sum().item(), from_depth[-1].item()
 
 
 def guided(preset):
     return SuccessGuidedOptions(**{**PRESETS[preset], "history": HISTORY})
 
 
+def results_of(cls, options, **changes):
+    return [learn(cls, options, seed, **changes)[:2] for seed in SEEDS]
+
+
 @pytest.fixture(scope="module")
 def uniform():
-    return [learn(Uniform, UniformOptions(history=HISTORY), seed) for seed in SEEDS]
+    return results_of(Uniform, UniformOptions(history=HISTORY))
 
 
 def test_uniform_resets_do_not_reach_the_far_end(uniform):
@@ -59,17 +29,39 @@ def test_uniform_resets_do_not_reach_the_far_end(uniform):
 
 
 def test_success_guided_resets_with_the_locomotion_preset_solve_the_whole_chain():
-    results = [learn(SuccessGuided, guided("locomotion"), seed) for seed in SEEDS]
+    results = results_of(SuccessGuided, guided("locomotion"))
     assert all(solved == DEPTHS and deepest > 0.85 for solved, deepest in results), results
 
 
 def test_the_manipulation_preset_is_between(uniform):
-    results = [learn(SuccessGuided, guided("manipulation"), seed) for seed in SEEDS]
+    results = results_of(SuccessGuided, guided("manipulation"))
     assert all(solved >= 20 and 0.02 < deepest < 0.5 for solved, deepest in results), results
     assert min(solved for solved, _ in results) > max(solved for solved, _ in uniform)
 
 
 def test_shuffled_outcomes_lose_the_gain():
     # the same outcomes, credited to other starts: whatever else differs from uniform resets is not what helps
-    results = [learn(SuccessGuided, guided("locomotion"), seed, shuffled=True) for seed in SEEDS]
+    results = results_of(SuccessGuided, guided("locomotion"), shuffled=True)
     assert all(solved <= 18 and deepest < 0.01 for solved, deepest in results), results
+
+
+def test_level_replay_and_a_linear_curriculum_solve_the_whole_chain():
+    for cls, options in ((PLR, PLROptions()), (Linear, LinearOptions())):
+        results = results_of(cls, options)
+        assert all(solved == DEPTHS and deepest > 0.8 for solved, deepest in results), results
+
+
+def test_sampling_for_learnability_goes_further_than_uniform_and_the_further_the_more_it_is_used(uniform):
+    half, most = (results_of(SFL, SFLOptions(num_levels=DEPTHS, buffer_size=4, update_period=5, rho=rho)) for rho in (0.5, 0.9))
+    assert min(solved for solved, _ in half) > 1.3 * max(solved for solved, _ in uniform), half
+    assert all(solved == DEPTHS and deepest > 0.5 for solved, deepest in most), most
+
+
+@pytest.mark.parametrize(("cls", "options"), [(Linear, LinearOptions()), (PLR, PLROptions())])
+def test_what_they_follow_is_what_they_gain_by(cls, options):
+    # a curriculum with shuffled outcomes climbs at random; replay by score does not look at outcomes
+    results = results_of(cls, options, shuffled=True)
+    if cls is Linear:
+        assert all(solved < DEPTHS for solved, _ in results), results
+    else:
+        assert all(solved == DEPTHS for solved, _ in results), results

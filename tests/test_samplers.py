@@ -10,14 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_tools import PRESETS, kernel, make, make_slots, record
 from scipy import stats
 
-from embodied.sim.samplers.success_guided import PRESETS, SuccessGuided, SuccessGuidedOptions, draw, probabilities
+from embodied.sim.samplers.drawing import cumulate, draw
+from embodied.sim.samplers.linear import Linear, LinearOptions
+from embodied.sim.samplers.plr import PLR, PLROptions
+from embodied.sim.samplers.sfl import SFL, SFLOptions
+from embodied.sim.samplers.slots import Slots
+from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions, logits, probabilities
 from embodied.sim.samplers.table import OutcomeTable
 from embodied.sim.samplers.uniform import Uniform, UniformOptions
 from embodied.spec.errors import BadInput
 
-SAMPLERS = [(Uniform, UniformOptions), (SuccessGuided, SuccessGuidedOptions)]
+GUIDED = [(Uniform, UniformOptions), (SuccessGuided, SuccessGuidedOptions)]
+SAMPLERS = [*GUIDED, (PLR, PLROptions), (SFL, SFLOptions), (Linear, LinearOptions)]
 
 
 def zeros(n):
@@ -25,16 +32,7 @@ def zeros(n):
 
 
 def make_table(num_slots, history, **options):
-    return OutcomeTable(num_slots, history, zeros(num_slots), ["all"], "bank", "cpu", **options)
-
-
-def make(cls, options, num_worlds=8, num_slots=5, bank_hash="bank", seed=0):
-    return cls(options, num_worlds, num_slots, zeros(num_slots), ["all"], bank_hash, seed, "cpu")
-
-
-def record(sampler, slots, success):
-    slots, success = torch.as_tensor(slots), torch.as_tensor(success)
-    sampler.record(slots, success, torch.ones_like(success), torch.zeros(len(slots)))
+    return OutcomeTable(make_slots(num_slots), history, **options)
 
 
 class Reference:
@@ -82,11 +80,14 @@ def columns(rows):
     return slots, success, valid
 
 
+@pytest.mark.parametrize("compact", [True, False])  # as on a CPU, as elsewhere
 @settings(deadline=None, max_examples=150)
 @given(histories())
-def test_table_agrees_with_lists_of_deques(case):
+def test_table_agrees_with_lists_of_deques(compact, case):
     num_slots, history, divide_by, calls = case
     table, reference = make_table(num_slots, history, divide_by=divide_by), Reference(num_slots, history, divide_by)
+    assert table.compact
+    table.compact = compact
     for rows in calls:
         table.record(*columns(rows))
         reference.record(rows)
@@ -132,11 +133,13 @@ def test_forgotten_counts_falls_from_mastered_to_unsolved():
 def test_nothing_is_read_back_to_the_host():
     # tensors on the meta device have no data: any read, copy to the host or data-dependent shape raises
     num_slots, rows = 7, 16
-    table = OutcomeTable(num_slots, 4, zeros(num_slots), ["all"], "bank", "meta")
+    slots = Slots(rows, zeros(num_slots), ("all",), torch.zeros(num_slots), "bank", 0, torch.device("meta"))
+    table = OutcomeTable(slots, 4)
     flags = torch.empty(rows, dtype=torch.bool, device="meta")
     table.record(torch.empty(rows, dtype=torch.int64, device="meta"), flags, flags)
-    p = probabilities(table.rates(), SuccessGuidedOptions())
-    assert draw(p.cumsum(0), torch.empty(rows, dtype=torch.float64, device="meta")).shape == (rows,)
+    options = SuccessGuidedOptions(max_age=3, uniform_fraction=0.1, quarantine=2)
+    p = probabilities(table, logits(table.rates(), options), options)
+    assert draw(cumulate(p), torch.empty(rows, dtype=torch.float64, device="meta")).shape == (rows,)
     assert all(value.shape == () for value in table.metrics(p).values())
     with pytest.raises((RuntimeError, NotImplementedError)):
         table.visits[table.visits > 0]
@@ -150,7 +153,7 @@ def test_memory_of_the_papers_locomotion_bank():
 
 
 def ratio(rate, options):
-    p = probabilities(torch.tensor([rate, 0.0]), options)
+    p = kernel(torch.tensor([rate, 0.0]), options)
     return (p[0] / p[1]).item()
 
 
@@ -166,8 +169,8 @@ def test_sampling_ratios_of_frontier_to_unsolved():
 
 def test_kappa_and_temperature_only_matter_by_their_ratio_above_the_floor():
     rates = torch.linspace(0, 1, 101)
-    a = probabilities(rates, SuccessGuidedOptions(kappa=5.0, temperature=2.0, floor=1e-8))
-    b = probabilities(rates, SuccessGuidedOptions(kappa=2.5, temperature=1.0, floor=1e-8))
+    a = kernel(rates, SuccessGuidedOptions(kappa=5.0, temperature=2.0, floor=1e-8))
+    b = kernel(rates, SuccessGuidedOptions(kappa=2.5, temperature=1.0, floor=1e-8))
     inner = slice(10, 91)
     assert torch.allclose(a[inner] / a[66], b[inner] / b[66], rtol=1e-3, atol=0)
     assert a[0] / a[66] > 1000 * b[0] / b[66]  # the floor is sqrt(eps) in one and eps in the other
@@ -179,19 +182,20 @@ def test_probabilities_are_a_tempered_beta_density(preset):
     rates = np.linspace(0.05, 0.95, 91)
     t, kappa = options.target, options.kappa
     expected = stats.beta(1 + kappa * t, 1 + kappa * (1 - t)).pdf(rates) ** (1 / options.temperature)
-    got = probabilities(torch.from_numpy(rates), options).numpy()
+    got = kernel(torch.from_numpy(rates), options).numpy()
     assert got == pytest.approx(expected / expected.sum(), rel=2e-3)
     assert rates[got.argmax()] == pytest.approx(options.target, abs=0.01)
 
 
 def test_presets_are_the_papers_and_the_default_is_locomotion_scaled_to_few_worlds():
-    assert PRESETS["manipulation"] == asdict(SuccessGuidedOptions(100, 0.5, 1.0, 2.0, 1e-4, "visits"))
-    assert PRESETS["locomotion"] == asdict(SuccessGuidedOptions(100, 0.66, 5.0, 2.0, 1e-8, "visits"))
-    assert asdict(SuccessGuidedOptions()) == {**PRESETS["locomotion"], "history": 32, "floor": 1e-6}
+    assert SuccessGuidedOptions(**PRESETS["manipulation"]) == SuccessGuidedOptions(100, 0.5, 1.0, 2.0, 1e-4, "visits")
+    assert SuccessGuidedOptions(**PRESETS["locomotion"]) == SuccessGuidedOptions(100, 0.66, 5.0, 2.0, 1e-8, "visits")
+    off = {"divide_by": "visits", "max_age": None, "uniform_fraction": 0.0, "quarantine": None}
+    assert asdict(SuccessGuidedOptions()) == {**PRESETS["locomotion"], "history": 32, "floor": 1e-6, **off}
 
 
 def counts_of(sampler, draws):
-    assert sampler.num_worlds == draws
+    assert sampler.slots.num_worlds == draws
     slots = sampler.sample()
     assert slots.shape == (draws,) and slots.dtype == torch.int64
     return torch.bincount(slots, minlength=sampler.table.num_slots).numpy()
@@ -203,7 +207,7 @@ def test_draws_follow_the_probabilities():
     slots = torch.arange(num_slots).repeat_interleave(20)
     record(guided, slots, torch.rand(len(slots), generator=torch.Generator().manual_seed(0)) < slots / num_slots)
     counts = counts_of(guided, draws)
-    expected = probabilities(guided.table.rates(), guided.options).numpy() * draws
+    expected = kernel(guided.table.rates(), guided.options).numpy() * draws
     assert expected.max() > 5 * expected.min()
     assert stats.chisquare(counts, expected).pvalue > 1e-3
     assert stats.chisquare(counts).pvalue < 1e-9  # so that the test above means something
@@ -212,11 +216,15 @@ def test_draws_follow_the_probabilities():
 
 def test_draw_stays_within_the_slots_and_skips_those_without_mass():
     u = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64)
-    assert draw(torch.tensor([0.0, 0.5, 0.5, 1.0], dtype=torch.float64), u).tolist() == [1, 1, 3, 3, 3]
-    assert draw(torch.tensor([1.0], dtype=torch.float64), u).tolist() == [0] * 5
-    short = torch.full((49,), 1 / 49, dtype=torch.float64).cumsum(0)
-    assert short[-1] != 1  # rounding
-    assert draw(short, u)[-2:].tolist() == [48, 48]
+
+    def drawn(*probabilities):
+        return draw(cumulate(torch.tensor(probabilities, dtype=torch.float64)), u).tolist()
+
+    assert drawn(0.0, 0.5, 0.0, 0.5) == [1, 1, 3, 3, 3]
+    assert drawn(0.5, 0.5, 0.0) == [0, 0, 1, 1, 1]
+    assert drawn(1.0) == [0] * 5
+    assert sum([0.1] * 10) < 1 and drawn(*[0.1] * 10)[-2:] == [9, 9]  # rounding
+    assert drawn(*[0.3, 0.3, 0.4 + 1e-9])[-2:] == [2, 2]
 
 
 def test_rescored_only_after_a_record():
@@ -228,7 +236,8 @@ def test_rescored_only_after_a_record():
     record(sampler, [0, 0, 1], [True, False, False])
     sampler.sample()
     # 1 of 2, 0 of 1, and three never seen, which count as unsolved
-    assert torch.equal(sampler.probabilities, probabilities(torch.tensor([0.5, 0.0, 0.0, 0.0, 0.0]), SuccessGuidedOptions()))
+    expected = kernel(torch.tensor([0.5, 0.0, 0.0, 0.0, 0.0]), SuccessGuidedOptions())
+    torch.testing.assert_close(sampler.probabilities, expected, rtol=1e-12, atol=0)
 
 
 def test_rate_by_history_counts_missing_outcomes_as_failures():
@@ -239,7 +248,8 @@ def test_rate_by_history_counts_missing_outcomes_as_failures():
 
 def test_metrics_by_hand():
     tags = torch.tensor([0, 0, 1, 1, 1])
-    table = OutcomeTable(5, 10, tags, ["near", "far"], "bank", "cpu")
+    difficulty = torch.tensor([1.0, 2.0, 2.9, 3.1, 11.0]).double()  # ranges of 2: 1 to 3, 3 to 5, ... 9 to 11
+    table = OutcomeTable(make_slots(5, tags=tags, names=("near", "far"), difficulty=difficulty), 10)
     yes = torch.ones(15, dtype=torch.bool)
     slots = zeros(15)
     slots[10:] = 1
@@ -251,6 +261,8 @@ def test_metrics_by_hand():
     assert [m[f"mass_hist_{i}"] for i in range(5)] == pytest.approx([0.25, 0.125, 0, 0.5, 0.125])
     assert (m["success/near"], m["success/far"]) == pytest.approx((0.8, 1 / 3))
     assert (m["mass/near"], m["mass/far"]) == pytest.approx((0.625, 0.375))
+    assert [m[f"success_by_difficulty_{i}"] for i in range(5)] == pytest.approx([(0.6 + 1 + 1 / 3) / 3, 0, 0, 0, 0])
+    assert m["difficulty"] == pytest.approx(0.5 * 1 + 0.125 * (2 + 2.9 + 3.1 + 11))
     assert m["visited_fraction"] == pytest.approx(0.6)
     assert m["effective_sample_size"] == pytest.approx(math.exp(0.5 * math.log(2) + 4 * 0.125 * math.log(8)))
     assert m["max_min_ratio"] == 4
@@ -263,7 +275,8 @@ def test_metrics_are_scalars_that_later_records_leave_alone(cls, options):
     sampler = make(cls, options())
     record(sampler, [0] * 50, [True] * 50)
     metrics = sampler.metrics()
-    assert all(v.shape == () and v.dtype == torch.float32 and v.isfinite() for v in metrics.values())
+    assert all(v.shape == () and v.dtype == torch.float32 for v in metrics.values())
+    assert all(v.isfinite() for name, v in metrics.items() if name != "max_min_ratio")
     assert sum(metrics[f"mass_hist_{i}"] for i in range(5)).item() == pytest.approx(1, abs=1e-6)
     record(sampler, [0] * 50, [False] * 50)
     assert (metrics["forgotten"].item(), sampler.metrics()["forgotten"].item()) == (0, 1)
@@ -308,7 +321,7 @@ def test_table_of_another_bank_is_refused(cls, options, change, what):
     assert all(torch.equal(before[k], after[k]) for k in before if k != "bank_hash")
 
 
-@pytest.mark.parametrize(("cls", "options"), SAMPLERS)
+@pytest.mark.parametrize(("cls", "options"), GUIDED)
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("history", [1, 50])
 @pytest.mark.parametrize("outcome", [False, True])
@@ -326,19 +339,28 @@ def test_extremes(cls, options, num_slots, history, outcome):
     assert metrics["mass_hist_4" if outcome else "mass_hist_0"].item() == pytest.approx(1)
 
 
-BAD = {"history": 0, "target": 1.0, "kappa": 0.0, "temperature": math.nan, "floor": 0.0, "divide_by": "visit"}
+BAD = {
+    "history": [0, 1001], "target": [0.0, 1.0], "kappa": [0.0], "temperature": [-1.0, math.nan], "floor": [0.0],
+    "divide_by": ["visit"], "max_age": [0], "quarantine": [0], "uniform_fraction": [-0.1, 1.1, math.nan],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "value"), [*BAD.items(), ("target", 0.0), ("temperature", -1.0)])
+@pytest.mark.parametrize(("option", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_options_out_of_range_are_refused(option, value):
     with pytest.raises(BadInput, match=f"sampler.{option} must be"):
         make(SuccessGuided, SuccessGuidedOptions(**{option: value}))
 
 
-@pytest.mark.parametrize("tags", [[0, 0], [0, 0, 1], [0, 0, -1]])
+@pytest.mark.parametrize("tags", [torch.tensor([0, 0, 1]), torch.tensor([0, 0, -1]), torch.zeros(3, 1, dtype=torch.int64)])
 def test_tags_that_do_not_fit_are_refused(tags):
-    with pytest.raises(BadInput, match="tags must be 3"):
-        OutcomeTable(3, 5, torch.tensor(tags), ["all"], "bank", "cpu")
+    with pytest.raises(BadInput, match="tags must be a row of indices below 1"):
+        make_slots(3, tags=tags)
+
+
+@pytest.mark.parametrize("difficulty", [[0.0, 1.0], [0.0, 1.0, math.nan]])
+def test_difficulties_that_do_not_fit_are_refused(difficulty):
+    with pytest.raises(BadInput, match="difficulties must be 3 finite numbers"):
+        make_slots(3, difficulty=torch.tensor(difficulty))
 
 
 def test_an_empty_bank_is_refused():

@@ -17,7 +17,8 @@ from embodied.sim.fresh import FreshStarts
 from embodied.sim.resets import ResetBank
 from embodied.sim.robots.franka import FrankaOptions, franka
 from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions
-from embodied.sim.tasks.assembly import Assembly, AssemblyOptions, BankOptions
+from embodied.sim.tasks.assembly import Assembly
+from embodied.sim.tasks.assembly_options import AssemblyOptions, BankOptions
 
 
 def make_task(**changes: Any) -> Assembly:
@@ -48,16 +49,7 @@ def make_env(
     **changes: Any,
 ) -> WorldsEnv:
     task, bank = make_task(**changes), small_bank()
-    sampler = SuccessGuided(
-        SuccessGuidedOptions(),
-        num_worlds,
-        len(bank.tags),
-        bank.tags,
-        bank.tag_names,
-        bank.hash,
-        seed,
-        torch.device("cpu"),
-    )
+    sampler = SuccessGuided(SuccessGuidedOptions(), bank.slots(num_worlds, seed, torch.device("cpu")))
     return WorldsEnv(make_engine(task, num_worlds), task, sampler, bank, randomise, stagger, warn)
 
 

@@ -57,6 +57,9 @@ class PPO:
         device: where everything lives.
         seed: of action noise, critic weights and permutations; every rank gets the same and draws its own noise.
 
+    Attributes:
+        advantage: of the steps of the last update [T, N], in units of reward; T is 0 before the first.
+
     Raises:
         BadInput: see `validate`.
     """
@@ -89,6 +92,7 @@ class PPO:
             action_size,
             self.device,
         )
+        self.advantage = torch.zeros(0, num_worlds, device=self.device)
         batch = options.num_steps * num_worlds
         self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
         # 0-d tensors: adapting the rate needs no host read
@@ -182,6 +186,7 @@ class PPO:
             valid,
         )
         self._check_rollout(value, advantage)
+        self.advantage = advantage
         returns = advantage + value
         self.critic.update_returns(returns.flatten(), valid.flatten())
         batch = {group: x.flatten(0, 1) for group, x in rollout.obs.items()}

@@ -40,7 +40,10 @@ class Trainer:
         self.obs = self.env.reset(seed)
 
     def iterate(self) -> dict[str, float | int | None]:
-        """Collect `steps_per_iteration` steps of every world, learn from them, and return the metrics row."""
+        """Collect `steps_per_iteration` steps of every world, learn from them, and return the metrics row.
+
+        `env_steps` counts the steps that a sampler took to try configurations, `learn_s` the time that they took.
+        """
         started = time.perf_counter()
         totals: dict[str, Tensor] = {}
         with single_threaded(self.env.num_worlds):
@@ -52,12 +55,13 @@ class Trainer:
                     totals[name] = totals[name] + value if name in totals else value
         collected = time.perf_counter()
         losses = self.learner.update()
+        extra = self.env.end_iteration(getattr(self.learner, "advantage", None))
         figures = {**{f"loss/{name}": x for name, x in losses.items()}, **self.env.metrics(), **totals}
         # the one transfer of an iteration
         values = torch.stack([x.detach().double().reshape(()) for x in figures.values()]).tolist()
         learned = time.perf_counter()
         self.iteration += 1
-        steps = self.learner.steps_per_iteration * self.env.num_worlds
+        steps = self.learner.steps_per_iteration * self.env.num_worlds + extra
         self.env_steps += steps
         row: dict[str, float | int | None] = dict(zip(figures, values, strict=True))
         episodes = row.pop("episodes") or 0

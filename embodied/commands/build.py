@@ -6,17 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from embodied.algos.evaluate import evaluate
+from embodied.algos.trainer import single_threaded
 from embodied.compose import options
 from embodied.config import SimOptions
 from embodied.policies.gaussian import GaussianPolicy
 from embodied.sim.env import WorldsEnv
 from embodied.sim.fresh import FreshStarts
 from embodied.sim.resets import ResetBank, bank_path
+from embodied.sim.samplers.fixed import Fixed
 from embodied.spec import registry
-from embodied.spec.protocols import Engine
+from embodied.spec.protocols import Engine, Trials
 
 Config = Mapping[str, Any]
+
+TRIAL_WORLDS = 256  # at most, for a sampler that tries configurations
 
 
 def make_task(config: Config) -> Any:
@@ -54,17 +60,37 @@ def make_training_env(config: Config, task: Any, say: Callable[[str], None]) -> 
     bank = load_bank(config, task, say)
     num_worlds = options("sim", config).num_worlds
     engine = make_engine(config, task, num_worlds)
-    sampler = registry.find("sampler", config["sampler"]["name"]).build(
-        options("sampler", config),
-        num_worlds,
-        bank.tags.numel(),
-        bank.tags,
-        bank.tag_names,
-        bank.hash,
-        config["seed"],
-        engine.device,
-    )
+    slots = bank.slots(num_worlds, config["seed"], engine.device)
+    sampler = registry.find("sampler", config["sampler"]["name"]).build(options("sampler", config), slots)
     return WorldsEnv(engine, task, sampler, bank, warn=say)
+
+
+def make_trials(
+    config: Config, task: Any, bank: ResetBank, policy: GaussianPolicy, say: Callable[[str], None]
+) -> Callable[[Tensor, int], Trials]:
+    """What a `TryingSampler` asks for: one episode of the policy, sampling its actions, in each slot that is given.
+
+    The worlds are separate from those trained on, and randomised alike. Worlds that are left over in the last batch run from
+    the first slot; every step of every world counts.
+    """
+    count = min(options("sim", config).num_worlds, TRIAL_WORLDS)
+    engine = make_engine(config, task, count)
+    fixed = Fixed(count, engine.device)
+    env = WorldsEnv(engine, task, fixed, bank, stagger=False, warn=say)
+
+    def evaluate_slots(slots: Tensor, seed: int) -> Trials:
+        success, valid = [], []
+        filled = torch.cat([slots, slots[:1].expand(-len(slots) % count)])
+        for number, batch in enumerate(filled.split(count)):
+            fixed.slots = batch
+            with single_threaded(count):
+                result = evaluate(env, policy, seed + number, deterministic=False)
+            success.append(result.success)
+            valid.append(~result.invalid)
+        steps = len(filled) * task.max_episode_steps
+        return Trials(torch.cat(success)[: len(slots)], torch.cat(valid)[: len(slots)], steps)
+
+    return evaluate_slots
 
 
 def make_fresh_env(config: Config, task: Any, episodes: int, say: Callable[[str], None]) -> FreshStarts:

@@ -15,7 +15,7 @@ import psutil
 from embodied.algos import checkpoint
 from embodied.algos.evaluate import evaluate
 from embodied.algos.trainer import Trainer
-from embodied.commands.build import make_fresh_env, make_policy, make_task, make_training_env
+from embodied.commands.build import make_fresh_env, make_policy, make_task, make_training_env, make_trials
 from embodied.commands.evaluate import report_evaluation, write_eval
 from embodied.compose import Invocation, options, to_yaml
 from embodied.config import BudgetOptions, EvalOptions
@@ -26,6 +26,7 @@ from embodied.report.metrics import MetricsLog
 from embodied.report.page import write_page
 from embodied.spec import registry
 from embodied.spec.errors import BadInput
+from embodied.spec.protocols import ScoringSampler, TryingSampler
 
 FINAL_SEED, PERIODIC_SEED = 1, 2  # streams of evaluation starts, apart from each other and from training
 
@@ -96,6 +97,11 @@ def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tupl
         config["device"],
         config["seed"],
     )
+    if isinstance(env.sampler, ScoringSampler) and not hasattr(learner, "advantage"):
+        name, algo = config["sampler"]["name"], config["algo"]["name"]
+        raise BadInput(f"sampler={name} scores configurations by advantages, which algo={algo} has not: use algo=ppo")
+    if isinstance(env.sampler, TryingSampler):
+        env.sampler.evaluate = make_trials(config, task, env.bank, policy, say)
     return Trainer(env, learner), policy
 
 

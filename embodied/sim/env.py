@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.sim.engines import describe_health
 from embodied.sim.resets import ResetBank
 from embodied.spec.errors import BadInput
-from embodied.spec.protocols import Engine, Obs, Sampler
+from embodied.spec.protocols import Engine, Obs, Sampler, ScoringSampler
 
 
 class Task(Protocol):
@@ -98,6 +98,8 @@ class WorldsEnv:
         self._rows = bank.rows.to(engine.device)
         self._generator = torch.Generator(engine.device)
         self._all = torch.ones(self.num_worlds, dtype=torch.bool, device=engine.device)
+        self._scorer = sampler if isinstance(sampler, ScoringSampler) else None
+        self._visited: list[Tensor] = []  # slots [N] of the steps since the iteration began, for a scorer
         engine.bind(task.fields)
 
     def reset(self, seed: int) -> Obs:
@@ -109,6 +111,7 @@ class WorldsEnv:
         # -1: an episode that records nothing
         self._slots = torch.full((count,), -1, dtype=torch.int64, device=device)
         self._invalid_total = torch.zeros((), dtype=torch.int64, device=device)
+        self._visited.clear()
         slots = self.sampler.sample()
         self._state: dict[str, Tensor] = {}
         self._begin(self._all, slots)
@@ -175,6 +178,8 @@ class WorldsEnv:
         self._invalid_total = self._invalid_total + invalid.sum()
         if self._warn is not None and engine.device.type == "cpu" and bool(invalid.any()):
             self._report(invalid, health, bad_action)
+        if self._scorer is not None:
+            self._visited.append(torch.where(invalid, -1, self._slots))
         slots = self.sampler.sample()
         self._begin(ended, slots)
         self._slots = torch.where(ended, slots, self._slots)
@@ -205,6 +210,19 @@ class WorldsEnv:
         """Where one line is sent for each world that had to be quarantined."""
         self._warn = warn
 
+    def end_iteration(self, advantage: Tensor | None) -> int:
+        """Tell the sampler that an iteration is over; environment steps that it took itself.
+
+        Raises:
+            RuntimeError: the sampler scores configurations by advantages, and there are none.
+        """
+        if self._scorer is not None:
+            if advantage is None:
+                raise RuntimeError("the sampler scores configurations by advantages: the learner must give them")
+            self._scorer.score(torch.stack(self._visited[-len(advantage) :]), advantage.abs())
+            self._visited.clear()
+        return self.sampler.end_iteration()
+
     def metrics(self) -> dict[str, Tensor]:
         """What the sampler and the worlds' health look like: 0-d tensors."""
         named = {f"sampler/{name}": value for name, value in self.sampler.metrics().items()}
@@ -226,6 +244,7 @@ class WorldsEnv:
             "steps": self._steps,
             "returns": self._returns,
             "slots": self._slots,
+            "visited": list(self._visited),
             "invalid_total": self._invalid_total,
             "generator": self._generator.get_state(),
             "sampler": self.sampler.state_dict(),
@@ -247,6 +266,7 @@ class WorldsEnv:
         self._obs = {name: value.to(self.device).clone() for name, value in state["obs"].items()}
         for name in ("steps", "returns", "slots", "invalid_total"):
             setattr(self, f"_{name}", state[name].to(self.device).clone())
+        self._visited = [slots.to(self.device).clone() for slots in state["visited"]]
         self._generator.set_state(state["generator"])
         self.sampler.load_state_dict(state["sampler"])
         return self._obs

@@ -13,18 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.sim.samplers.slots import Slots
 from embodied.spec.errors import BadInput, Fault
 
 
 @dataclass(frozen=True)
 class ResetBank:
-    """Configurations to start from: complete engine rows [slots, S], a tag each int64 [slots], and where they are valid."""
+    """Configurations to start from, and where they are valid.
+
+    Attributes:
+        rows: complete engine rows [slots, S].
+        tags: the kind of each, int64 [slots], as an index into `tag_names`, which go from easy to hard.
+        tag_names: names of the kinds.
+        signature: of the engine that they belong to.
+        hash: of everything that decides what the bank holds.
+        difficulty: how far each is from the goal, float64 [slots] in any unit; None: not measured, the tags' order is used.
+    """
 
     rows: Tensor
     tags: Tensor
     tag_names: tuple[str, ...]
     signature: str
     hash: str
+    difficulty: Tensor | None = None
+
+    def slots(self, num_worlds: int, seed: int, device: torch.device) -> Slots:
+        """The configurations as a sampler for that many worlds sees them."""
+        difficulty = self.tags.double() if self.difficulty is None else self.difficulty
+        return Slots(num_worlds, self.tags, self.tag_names, difficulty, self.hash, seed, device)
 
     def check(self, signature: str) -> None:
         """Refuse to serve an engine whose rows have another meaning.
@@ -48,7 +64,7 @@ class ResetBank:
     def load(cls, path: Path) -> ResetBank:
         """Read what `save` wrote."""
         data = torch.load(path, weights_only=True)
-        return cls(data["rows"], data["tags"], tuple(data["tag_names"]), data["signature"], data["hash"])
+        return cls(data["rows"], data["tags"], tuple(data["tag_names"]), data["signature"], data["hash"], data["difficulty"])
 
 
 def cache_folder() -> Path:

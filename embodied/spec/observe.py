@@ -70,7 +70,16 @@ def succeeded(success: SuccessSpec, readings: Readings) -> Array:
     # z component of the tool's z axis in the frame: the cosine of the tilt
     cosine = 1.0 - 2.0 * (turn[..., 1] ** 2 + turn[..., 2] ** 2)
     beside = (abs(at[..., 0]) < success.lateral) & (abs(at[..., 1]) < success.lateral)
-    return (at[..., 2] >= success.depth) & beside & (cosine > math.cos(success.tilt))
+    good = (at[..., 2] >= success.depth) & beside & (cosine > math.cos(success.tilt))
+    return good if success.turn is None else good & (turn_about_z(turn) >= success.turn)
+
+
+def turn_about_z(quat: Array) -> Array:
+    """The rotation about z, in [-pi, pi], that is left of a rotation [..., 4] when its tilt is taken off [...]."""
+    w, z = quat[..., 0], quat[..., 3]
+    xp = namespace(quat)
+    # q and -q are the same rotation
+    return 2.0 * xp.arctan2(xp.where(w < 0, -z, z), abs(w))
 
 
 def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory) -> Memory:

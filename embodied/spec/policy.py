@@ -61,7 +61,8 @@ class ActionSpec:
 @dataclass(frozen=True)
 class SuccessSpec:
     """When an episode has succeeded, as far as readings can tell: the frame `of` is at least `depth` [m] along the z axis of
-    `frame`, no farther than `lateral` [m] beside it, tilted by less than `tilt` [rad], for `steps` control steps in a row.
+    `frame`, no farther than `lateral` [m] beside it, tilted by less than `tilt` [rad], turned about z by at least `turn` [rad]
+    (None: however it is turned), for `steps` control steps in a row.
     """
 
     of: str
@@ -70,6 +71,7 @@ class SuccessSpec:
     lateral: float
     tilt: float
     steps: int
+    turn: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ has a base class: whatever has these methods fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -93,6 +93,14 @@ class Sampler(Protocol):
         """Outcomes of episodes: slots int64 [N], success bool [N], valid bool [N] (False: not recorded), return [N]."""
         ...
 
+    def end_iteration(self) -> int:
+        """An iteration's steps are taken and learned from: the moment to exchange with other ranks; every rank calls it.
+
+        Returns:
+            Environment steps that the sampler itself took, which count like any others.
+        """
+        ...
+
     def metrics(self) -> dict[str, Tensor]:
         """Scalars (0-d tensors) that show what the sampler does, without the `sampler/` prefix."""
         ...
@@ -104,6 +112,32 @@ class Sampler(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         ...
+
+
+@runtime_checkable
+class ScoringSampler(Protocol):
+    """A sampler that wants to know where the critic was wrong."""
+
+    def score(self, slots: Tensor, abs_advantage: Tensor) -> None:
+        """|advantage| [T, N] of an iteration's steps, and the slot int64 [T, N] that each belongs to (below 0: none)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of one episode in each of M slots: success, valid bool [M], and the environment steps that it took."""
+
+    success: Tensor
+    valid: Tensor
+    steps: int
+
+
+@runtime_checkable
+class TryingSampler(Protocol):
+    """A sampler that tries slots with the present policy."""
+
+    evaluate: Callable[[Tensor, int], Trials] | None
+    """Runs one episode in each of the slots int64 [M], with a seed; set by whoever has a policy and worlds to spare."""
 
 
 class VecEnv(Protocol):
@@ -125,6 +159,14 @@ class VecEnv(Protocol):
         `info` holds `final_obs` (dense copy of the true last observation; equals obs where nothing ended), the masks
         `success`, `failure`, `invalid` [N], and `episode`: `ended` bool [N] (complete episodes of the policy's doing),
         `return` [N], `length` int64 [N].
+        """
+        ...
+
+    def end_iteration(self, advantage: Tensor | None) -> int:
+        """The last T steps are learned from: `advantage` [T, N] of them, if the learner has it. Every rank calls it.
+
+        Returns:
+            Environment steps taken beside those of `step`, which count like any others.
         """
         ...
 
@@ -173,7 +215,10 @@ class Policy(Protocol):
 
 
 class Learner(Protocol):
-    """Learns from a stream of transitions. The trainer calls act, observe `steps_per_iteration` times, then update."""
+    """Learns from a stream of transitions. The trainer calls act, observe `steps_per_iteration` times, then update.
+
+    A learner that computes advantages keeps those of its last update as `advantage` [T, N]; the others lack the attribute.
+    """
 
     steps_per_iteration: int
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mujoco
 
+from embodied.spec.errors import BadInput
 from embodied.spec.robot import RobotSpec
 
 VISUAL = {"contype": 0, "conaffinity": 0, "mass": 0.0}
@@ -64,6 +65,20 @@ class Arm:
     links: tuple[Link, ...]
     hand: Hand
     base: tuple[Capsule, ...] = ()
+
+
+def commanded_every(spec: RobotSpec, control_dt: float) -> RobotSpec:
+    """The robot, commanded every `control_dt` [s].
+
+    Raises:
+        BadInput: that is not a number of physics steps, or too long.
+    """
+    steps = control_dt / spec.physics_dt
+    if not (1 <= steps <= 100 and abs(steps - round(steps)) < 1e-6):
+        raise BadInput(
+            f"robot.control_dt={control_dt}: expected a multiple of {spec.physics_dt} s, at most {100 * spec.physics_dt}"
+        )
+    return replace(spec, control_dt=control_dt)
 
 
 def _capsule(body: mujoco.MjsBody, name: str, shape: Capsule, rgba: list[float]) -> None:

@@ -9,10 +9,9 @@ centres of mass and inertias: franka_description (Apache-2.0), robots/fr3/inerti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from embodied.sim.robots.arm import Arm, Capsule, Hand, Link
-from embodied.spec.errors import BadInput
+from embodied.sim.robots.arm import Arm, Capsule, Hand, Link, commanded_every
 from embodied.spec.registry import register
 from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
 
@@ -109,9 +108,4 @@ _HAND = Hand(
 @register("robot", "franka", FrankaOptions)
 def franka(options: FrankaOptions) -> Arm:
     """Franka Research 3, 7 joints, with its parallel hand."""
-    steps = options.control_dt / SPEC.physics_dt
-    if not (1 <= steps <= 100 and abs(steps - round(steps)) < 1e-6):
-        raise BadInput(
-            f"robot.control_dt={options.control_dt}: expected a multiple of {SPEC.physics_dt} s, at most {100 * SPEC.physics_dt}"
-        )
-    return Arm(replace(SPEC, control_dt=options.control_dt), _LINKS, _HAND, base=(Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),))
+    return Arm(commanded_every(SPEC, options.control_dt), _LINKS, _HAND, base=(Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),))

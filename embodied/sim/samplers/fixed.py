@@ -1,4 +1,4 @@
-"""World i always starts from configuration i: for evaluation."""
+"""World i always starts from the same configuration: for evaluation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from torch import Tensor
 
 
 class Fixed:
-    """A `Sampler` that draws nothing and keeps nothing."""
+    """A `Sampler` that draws nothing and keeps nothing.
+
+    Attributes:
+        slots: int64 [num_worlds], where each world starts: configuration i for world i unless set otherwise.
+    """
 
     def __init__(self, num_worlds: int, device: torch.device) -> None:
-        self._slots = torch.arange(num_worlds, device=device)
+        self.slots = torch.arange(num_worlds, device=device)
 
     def sample(self) -> Tensor:
-        """Slot i for world i."""
-        return self._slots
+        """The slot of each world."""
+        return self.slots
 
     def record(self, slots: Tensor, success: Tensor, valid: Tensor, episode_return: Tensor) -> None:
         """Outcomes are the evaluation's own business."""
+
+    def end_iteration(self) -> int:
+        """Nothing to do."""
+        return 0
 
     def metrics(self) -> dict[str, Tensor]:
         """Nothing to show."""

@@ -3,20 +3,28 @@
 Of each configuration the mean p of its last H outcomes gives the weight
 w = (p + eps)^(kappa t) (1 - p + eps)^(kappa (1 - t)), a Beta(1 + kappa t, 1 + kappa (1 - t)) kernel with its mode at t,
 and P = softmax(log(w + eps) / T).
+
+Three further options, off by default because the paper has none of them, answer ways in which this fails:
+a mastered configuration is forgotten unnoticed (`max_age`), parts of the bank are never visited (`uniform_fraction`), and
+what cannot be solved takes up the draws because there is so much of it (`quarantine`). The last is for presets that draw the
+unsolved often (kappa 1): what will be solved next has not been solved either, and with kappa 5 quarantine hides it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.sim.samplers.drawing import DrawingSampler
+from embodied.sim.samplers.slots import Slots
 from embodied.sim.samplers.table import OutcomeTable, check_history
 from embodied.spec.errors import BadInput
 from embodied.spec.registry import register
+
+QUARANTINED = 0.01  # by which the probability of a quarantined configuration is multiplied
 
 
 @dataclass
@@ -33,64 +41,54 @@ class SuccessGuidedOptions:
     temperature: float = 2.0  # T of the softmax
     floor: float = 1e-6  # eps: keeps solved and unsolved configurations drawn now and then
     divide_by: str = "visits"  # p while fewer than H outcomes exist: relative to visits, or to history (zero-filled)
+    max_age: int | None = None  # steps without an outcome after which a configuration is drawn as if p were the target
+    uniform_fraction: float = 0.0  # of the draws, uniform over the bank
+    quarantine: int | None = None  # outcomes after which a configuration whose last H all failed is drawn 100 times less
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "manipulation": {
-        "history": 100, "target": 0.5, "kappa": 1.0, "temperature": 2.0, "floor": 1e-4, "divide_by": "visits",
-    },
-    "locomotion": {
-        "history": 100, "target": 0.66, "kappa": 5.0, "temperature": 2.0, "floor": 1e-8, "divide_by": "visits",
-    },
-}  # fmt: skip
-"""Options as in the paper, by domain."""
-
-
-def probabilities(rates: Tensor, options: SuccessGuidedOptions) -> Tensor:
-    """Probability of each configuration, float64 [num_slots], from their success rates [num_slots]."""
+def logits(rates: Tensor, options: SuccessGuidedOptions) -> Tensor:
+    """log(w + eps) / T of success rates, float64 of the same shape."""
     t, kappa, eps = options.target, options.kappa, options.floor
     rates = rates.double()  # float32 has no 1 - p + 1e-8
     weights = (rates + eps) ** (kappa * t) * (1 - rates + eps) ** (kappa * (1 - t))
-    return torch.softmax(torch.log(weights + eps) / options.temperature, dim=0)
+    return torch.log(weights + eps) / options.temperature
 
 
-def draw(cumulative: Tensor, u: Tensor) -> Tensor:
-    """Indices int64 [M] below N by inverting the cumulative probabilities float64 [N] at u float64 [M] in [0, 1]."""
-    # the last sum may fall short of u by rounding
-    return torch.searchsorted(cumulative, u, right=True).clamp_(max=len(cumulative) - 1)
+def probabilities(table: OutcomeTable, logit: Tensor, options: SuccessGuidedOptions) -> Tensor:
+    """Probability of each slot, float64 [num_slots].
+
+    Args:
+        table: what came of each slot.
+        logit: of each slot by its success rate, float64 [num_slots], see `logits`.
+        options: the target, and the answers to failures.
+    """
+    unsolved = table.sums[: table.num_slots] == 0
+    if options.max_age is not None:
+        aged = table.ages() > options.max_age
+        logit = torch.where(aged, logits(logit.new_tensor(options.target), options), logit)
+        unsolved = unsolved & ~aged
+    if options.quarantine is not None:
+        hopeless = unsolved & (table.visits[: table.num_slots] >= options.quarantine)
+        logit = torch.where(hopeless, logit + math.log(QUARANTINED), logit)
+    guided, share = torch.softmax(logit, dim=0), options.uniform_fraction
+    return guided if share == 0 else (1 - share) * guided + share / table.num_slots
 
 
 @register("sampler", "success_guided", SuccessGuidedOptions)
-class SuccessGuided:
+class SuccessGuided(DrawingSampler):
     """Reset configurations that the policy sometimes solves are drawn most.
 
     Raises:
         BadInput: options out of range.
     """
 
-    def __init__(
-        self,
-        options: SuccessGuidedOptions,
-        num_worlds: int,
-        num_slots: int,
-        tags: Tensor,
-        tag_names: Sequence[str],
-        bank_hash: str,
-        seed: int,
-        device: torch.device | str,
-    ) -> None:
+    def __init__(self, options: SuccessGuidedOptions, slots: Slots) -> None:
         self.validate(options)
         self.options = options
-        self.table = OutcomeTable(num_slots, options.history, tags, tag_names, bank_hash, device, options.divide_by)
-        self.num_worlds = num_worlds
-        self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self._rescore()
-
-    def _rescore(self) -> None:
-        self.probabilities = probabilities(self.table.rates(), self.options)
-        self._cumulative = self.probabilities.cumsum(0)
-        self._stale = False
+        super().__init__(slots, options.history, options.divide_by)
+        # rates are k of n outcomes: looked up, for powers and logarithms of a whole bank would be a tenth of a step's time
+        counts = torch.arange(options.history + 1, dtype=torch.float64, device=slots.device)
+        self._logits = logits((counts / counts.clamp(min=1)[:, None]).clamp(max=1), options)  # [n, k]
 
     @staticmethod
     def validate(options: SuccessGuidedOptions) -> None:
@@ -105,31 +103,16 @@ class SuccessGuided:
         for name in ("kappa", "temperature", "floor"):
             if not getattr(options, name) > 0:
                 raise BadInput(f"sampler.{name} must be above 0, got {getattr(options, name)}")
+        for name in ("max_age", "quarantine"):
+            if getattr(options, name) is not None and getattr(options, name) < 1:
+                raise BadInput(f"sampler.{name} must be at least 1, or null for none, got {getattr(options, name)}")
+        if not 0 <= options.uniform_fraction <= 1:
+            raise BadInput(f"sampler.uniform_fraction must be from 0 to 1, got {options.uniform_fraction}")
 
-    def sample(self) -> Tensor:
-        """One slot a world, int64 [num_worlds], drawn independently."""
-        if self._stale:
-            self._rescore()
-        u = torch.rand(self.num_worlds, dtype=torch.float64, generator=self.generator, device=self.device)
-        return draw(self._cumulative, u)
+    def _rescore(self) -> Tensor:
+        logit = self._logits[self.table.held(), self.table.sums[: self.table.num_slots]]
+        return probabilities(self.table, logit, self.options)
 
-    def record(self, slots: Tensor, success: Tensor, valid: Tensor, episode_return: Tensor) -> None:
-        """Outcomes of episodes, see `OutcomeTable.record`; returns are not used."""
-        self.table.record(slots, success, valid)
-        self._stale = True
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Those of `OutcomeTable.metrics`."""
-        if self._stale:
-            self._rescore()
-        return self.table.metrics(self.probabilities)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The table with its bank's hash, and the generator."""
-        return {**self.table.state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; BadInput if it is of another bank or size."""
-        self.table.load_state_dict(state)
-        self.generator.set_state(state["generator"].cpu())
+    def _take(self, slots: Tensor, success: Tensor, valid: Tensor, calls: int = 1) -> None:
+        super()._take(slots, success, valid, calls)
         self._stale = True

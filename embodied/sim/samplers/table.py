@@ -1,20 +1,22 @@
 """What came of every reset configuration: the last outcomes of each slot, and what is known from them.
 
-Everything is a dense tensor operation on the table's device: no shape depends on data, nothing is read back.
+Everything is a dense tensor operation on the table's device: nothing is read back, and but for a CPU no shape depends on data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.sim.samplers.slots import Slots
 from embodied.spec.errors import BadInput
 
 BINS = 5
 MASTERED, UNSOLVED = 0.9, 0.5  # a slot that reached the first and fell to the second is forgotten
+LONGEST = 1000  # history: tables of every rate that a slot can have stay small
 MIN_OUTCOMES = 10  # fewer outcomes than these (or than the history holds) do not make a slot mastered
 
 
@@ -22,10 +24,10 @@ def check_history(history: int, divide_by: str = "visits") -> None:
     """Refuse a history that no table could keep.
 
     Raises:
-        BadInput: it is shorter than 1, or an unknown way of dividing.
+        BadInput: it is shorter than 1 or longer than `LONGEST`, or an unknown way of dividing.
     """
-    if history < 1:
-        raise BadInput(f"sampler.history must be at least 1, got {history}")
+    if not 1 <= history <= LONGEST:
+        raise BadInput(f"sampler.history must be from 1 to {LONGEST}, got {history}")
     if divide_by not in ("visits", "history"):
         raise BadInput(f"sampler.divide_by must be 'visits' or 'history', got '{divide_by}'")
 
@@ -38,38 +40,24 @@ class OutcomeTable:
     and unused places are 0: visits and sums are all that is kept beside the outcomes.
 
     Args:
-        num_slots: number of configurations.
+        slots: the reset configurations.
         history: outcomes kept of each.
-        tags: int64 [num_slots], the kind of each configuration as an index into `tag_names`.
-        tag_names: names of the kinds, used in metrics.
-        bank_hash: identity of the reset bank that the slots belong to.
-        device: where the table lives.
         divide_by: what a slot's success rate is relative to: its recorded outcomes ("visits") or `history`.
 
     Raises:
-        BadInput: no slots, no history, or tags that do not fit the slots or their names.
+        BadInput: no history that a table could keep.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        history: int,
-        tags: Tensor,
-        tag_names: Sequence[str],
-        bank_hash: str,
-        device: torch.device | str,
-        divide_by: str = "visits",
-    ) -> None:
-        if num_slots < 1:
-            raise BadInput(f"the reset bank has {num_slots} configurations, at least 1 is needed: generate it again")
+    def __init__(self, slots: Slots, history: int, divide_by: str = "visits") -> None:
         check_history(history, divide_by)
-        if tags.shape != (num_slots,) or not 0 <= int(tags.min()) <= int(tags.max()) < len(tag_names):
-            raise BadInput(
-                f"the reset bank's tags must be {num_slots} indices below {len(tag_names)} (its tag names), got shape "
-                f"{list(tags.shape)}: generate the bank again"
-            )
-        self.num_slots, self.history, self.bank_hash, self.divide_by = num_slots, history, bank_hash, divide_by
-        self.tags, self.tag_names = tags.to(device), list(tag_names)
+        num_slots, device = slots.num_slots, slots.device
+        self.num_slots, self.history, self.bank_hash, self.divide_by = num_slots, history, slots.bank_hash, divide_by
+        self.tags, self.tag_names = slots.tags.to(device), list(slots.tag_names)
+        self.difficulty = slots.difficulty.to(device, torch.float64)
+        low, high = self.difficulty.aminmax()
+        self.difficulty_bin = (BINS * (self.difficulty - low) / (high - low).clamp(min=1e-12)).long().clamp(max=BINS - 1)
+        # few worlds end in a step, and a CPU need not avoid shapes that depend on data
+        self.compact = device.type == "cpu"
         rows = num_slots + 1
         self.outcomes = torch.zeros(rows, history, dtype=torch.uint8, device=device)
         self.visits = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -79,15 +67,20 @@ class OutcomeTable:
         self.records = torch.zeros((), dtype=torch.int64, device=device)
         self.forgotten = torch.zeros((), dtype=torch.int64, device=device)
 
-    def record(self, slots: Tensor, success: Tensor, valid: Tensor) -> None:
+    def record(self, slots: Tensor, success: Tensor, valid: Tensor, calls: int = 1) -> None:
         """Add outcomes in the order given; a slot may occur several times.
 
         Args:
             slots: int64 [M]; below 0: record nothing.
             success: bool [M].
             valid: bool [M]; False: record nothing.
+            calls: how many calls these are the outcomes of; ages count calls.
         """
-        rows, order = slots.masked_fill(~valid | (slots < 0), self.num_slots).sort(stable=True)
+        rows = slots.masked_fill(~valid | (slots < 0), self.num_slots)
+        if self.compact:
+            ids = torch.nonzero(rows < self.num_slots)[:, 0]
+            rows, success = rows[ids], success[ids]
+        rows, order = rows.sort(stable=True)
         first = torch.searchsorted(rows, rows)
         rank = torch.arange(len(rows), device=rows.device) - first  # how many of this call came before in the same slot
         count = torch.searchsorted(rows, rows, right=True) - first
@@ -98,7 +91,7 @@ class OutcomeTable:
         self.sums.index_add_(0, kept, new.long() - self.outcomes[kept, place].long())
         self.outcomes[kept, place] = new
         self.visits.index_add_(0, rows, torch.ones_like(rows))
-        self.records += 1
+        self.records += calls
         self.last_record[rows] = self.records
 
         rate, best = self._rate(rows), self.best[rows]
@@ -114,6 +107,14 @@ class OutcomeTable:
         visits = self.visits[rows]
         return visits.clamp(1, self.history) if self.divide_by == "visits" else torch.full_like(visits, self.history)
 
+    def held(self) -> Tensor:
+        """Number of outcomes that every slot's rate is relative to, int64 [num_slots], at least 1."""
+        return self._denominator(slice(self.num_slots))
+
+    def ages(self) -> Tensor:
+        """`record` calls since every slot's last outcome (since the start if none), int64 [num_slots]."""
+        return self.records - self.last_record[: self.num_slots]
+
     def rates(self) -> Tensor:
         """Success rate of every slot's kept outcomes, float64 [num_slots]; 0 where nothing was recorded."""
         return self._rate(slice(self.num_slots))
@@ -125,6 +126,9 @@ class OutcomeTable:
         `mass_hist_*` of the sampling mass (slots never visited are in bin 0). `success/*` is the mean over a tag's
         visited slots (0 if none), not over episodes, since short episodes report more often. Ages count `record` calls
         since a slot's last outcome (since the start if none). `forgotten` counts falls from mastered to unsolved.
+        `difficulty` is the mean over the sampling mass, `success_by_difficulty_*` the mean success of the slots visited in
+        five equal ranges from the least difficulty to the greatest (0 if none). `max_min_ratio` is infinite where a slot
+        cannot be drawn.
 
         Args:
             probabilities: float64 [num_slots], summing to 1.
@@ -137,17 +141,23 @@ class OutcomeTable:
         def total(values: Tensor, groups: Tensor, size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.float64, device=values.device).index_add_(0, groups, values)
 
+        def visited_mean(groups: Tensor, size: int) -> Tensor:
+            return total(rates * visited, groups, size) / total(visited, groups, size).clamp(min=1)
+
         tags = len(self.tag_names)
         p_hist = total(visited, bins, BINS) / visited.sum().clamp(min=1)
         mass_hist = total(probabilities, bins, BINS)
-        success = total(rates * visited, self.tags, tags) / total(visited, self.tags, tags).clamp(min=1)
+        success = visited_mean(self.tags, tags)
+        by_difficulty = visited_mean(self.difficulty_bin, BINS)
         mass = total(probabilities, self.tags, tags)
-        age = (self.records - self.last_record[real]).sort().values
+        age = self.ages().sort().values
         out = {
             **{f"p_hist_{i}": p_hist[i] for i in range(BINS)},
             **{f"mass_hist_{i}": mass_hist[i] for i in range(BINS)},
             **{f"success/{name}": success[i] for i, name in enumerate(self.tag_names)},
             **{f"mass/{name}": mass[i] for i, name in enumerate(self.tag_names)},
+            **{f"success_by_difficulty_{i}": by_difficulty[i] for i in range(BINS)},
+            "difficulty": (probabilities * self.difficulty).sum(),
             "visited_fraction": visited.mean(),
             "effective_sample_size": torch.exp(-torch.special.xlogy(probabilities, probabilities).sum()),
             "max_min_ratio": probabilities.max() / probabilities.min(),

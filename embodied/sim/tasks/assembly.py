@@ -8,7 +8,6 @@ drawn an episode and noise drawn a step; the critic sees the truth.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,76 +15,22 @@ from torch import Tensor
 from embodied.sim.resets import ResetBank
 from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.tasks import assembly_starts
-from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, SIDES, PegGeometry, build_cell, wall_geoms
-from embodied.spec.errors import BadInput, nearest
-from embodied.spec.observe import command, observe, start_memory, succeeded
+from embodied.sim.tasks.assembly_options import AssemblyOptions, check
+from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, build_cell
+from embodied.sim.tasks.parts import PARTS
+from embodied.spec.observe import command, observe, start_memory, succeeded, turn_about_z
 from embodied.spec.policy import ActionSpec, PolicySpec, SuccessSpec, Term
 from embodied.spec.protocols import Engine, Obs
 from embodied.spec.registry import register
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate_inverse, rotvec_to_quat
 
-PARTS = {"peg": PegGeometry()}
 CRITIC_EXTRA = 17  # privileged numbers beside the policy's terms, see `Assembly.observe`
-
-
-@dataclass
-class RandomiseOptions:
-    """Ranges of physics drawn anew from nominal at every training reset: factors, but for the delay."""
-
-    friction: list[float] = field(default_factory=lambda: [0.5, 1.6])
-    gains: list[float] = field(default_factory=lambda: [0.8, 1.2])
-    mass: list[float] = field(default_factory=lambda: [0.7, 1.3])
-    clearance: list[float] = field(default_factory=lambda: [0.8, 1.2])
-    delay: float = 0.5  # share of worlds whose commands act one control step late
-
-
-@dataclass
-class RewardOptions:
-    """Sparse reward and its regularisers (arXiv 2610.12465)."""
-
-    success: float = 100.0
-    failure: float = 1.0  # charged at the time limit, or when the tip strays from the cell
-    action: float = 1e-5
-    action_rate: float = 1e-4
-    joint_velocity: float = 1e-4
-
-
-@dataclass
-class BankOptions:
-    """The reset bank: how many configurations, and which share of each kind."""
-
-    size: int = 2048
-    inserted: float = 0.4  # in the hole, evenly over its depth
-    near: float = 0.35  # above the mouth, log-uniform from 0.3 to 30 mm
-    far: float = 0.25  # 30 to 100 mm from the mouth, as evaluation starts
-
-
-@dataclass
-class AssemblyOptions:
-    """Options of the task `assembly`."""
-
-    part: str = "peg"
-    clearance: float = 0.0005  # a side [m]
-    episode_s: float = 3.2
-    socket_range: float = 0.05  # the socket's position varies by so much in x and y [m]
-    socket_yaw: float = 20.0  # and its yaw by so much [degrees]
-    pose_bias: float = 0.0005  # sigma of the seen socket's position error, an episode [m]
-    pose_noise: float = 0.0001  # and a step [m]
-    yaw_bias: float = 0.3  # sigma of the seen socket's yaw error, an episode [degrees]
-    see_socket: bool = True  # false: the policy sees the cell's centre in place of the socket (a control experiment)
-    success_depth: float = 0.025  # [m]
-    success_tilt: float = 2.0  # [degrees]
-    success_penetration: float = 0.0003  # [m]
-    success_steps: int = 5  # control steps for which success must hold
-    stray_distance: float = 0.15  # of the tip from the mouth, beyond which an episode has failed [m]
-    randomise: RandomiseOptions = field(default_factory=RandomiseOptions)
-    reward: RewardOptions = field(default_factory=RewardOptions)
-    bank: BankOptions = field(default_factory=BankOptions)
 
 
 def policy_spec(arm: Arm, options: AssemblyOptions | None = None) -> PolicySpec:
     """What the policy of this task sees and commands on `arm`, and what ends its episodes."""
     options = options or AssemblyOptions()
+    part = PARTS[options.part]
     terms = (
         Term("tip position", "position", "m", 0.05, frame="socket"),
         Term("tip position, fine", "position", "m", 0.004, frame="socket", clip=1.5),
@@ -97,31 +42,35 @@ def policy_spec(arm: Arm, options: AssemblyOptions | None = None) -> PolicySpec:
         Term("target lead", "target_position", "m", 0.01, frame="socket"),
         Term("target turn", "target_rotation", "rad", 0.05, frame="socket"),
         Term("last action", "last_action", "1", 1.0),
+        *part.terms,
     )
     success = SuccessSpec(
         "tcp",
         "socket",
-        depth=options.success_depth,
-        lateral=PARTS[options.part].side / 4,
+        depth=part.depth if options.success_depth is None else options.success_depth,
+        lateral=part.lateral,
         tilt=math.radians(options.success_tilt),
         steps=options.success_steps,
+        turn=part.turn,
     )
     action = ActionSpec("socket", translation=0.004, rotation=0.012)
-    return PolicySpec("assembly", arm.spec, terms, action, success, options.episode_s)
+    episode_s = part.episode_s if options.episode_s is None else options.episode_s
+    return PolicySpec("assembly", arm.spec, terms, action, success, episode_s)
 
 
 @register("task", "assembly", AssemblyOptions)
 class Assembly:
-    """Push a held part into a socket with half a millimetre of clearance, by sparse reward."""
+    """Put a held part into its socket with tenths of a millimetre of clearance, by sparse reward: a peg, a rod, a bayonet."""
 
+    validate = staticmethod(check)
     name = "assembly"
     parameters = ("pair_friction", "actuator_gainprm", "actuator_biasprm", "body_mass", "body_inertia", "geom_pos")
-    tag_names = ("inserted", "near", "far")
+    tag_names: tuple[str, ...] = ("inserted", "near", "far")
     fields = ("sensordata", "qvel")
     time_limit_fails = True
 
     def __init__(self, options: AssemblyOptions, arm: Arm) -> None:
-        self.validate(options)
+        check(options)
         self.options, self.arm = options, arm
         self.part = PARTS[options.part]
         self.spec = policy_spec(arm, options)
@@ -135,9 +84,11 @@ class Assembly:
             self.model.sensor(i).name: slice(self.model.sensor_adr[i], self.model.sensor_adr[i] + self.model.sensor_dim[i])
             for i in range(self.model.nsensor)
         }
-        walls = [(self.model.geom(name).id, side) for side in SIDES for name in wall_geoms(side)]
-        outward = {"px": (1.0, 0.0), "nx": (-1.0, 0.0), "py": (0.0, 1.0), "ny": (0.0, -1.0)}
-        self._outward = torch.tensor([outward[side] for _, side in walls], dtype=torch.float64)
+        # the shapes that move with the clearance, and what lies between them
+        moves = {self.model.geom(shape.name).id: shape.grows for shape in self.part.socket(options.clearance)}
+        growing = [geom for geom, grows in moves.items() if any(grows)]
+        walls = range(min(growing), max(growing) + 1)
+        self._grows = torch.tensor([moves[geom] for geom in walls], dtype=torch.float64)
         held, every = self.model.body("tool").id, slice(None)
         knobs = {
             "friction": ("pair_friction", (every, slice(0, 2))),
@@ -145,35 +96,11 @@ class Assembly:
             "gains bias": ("actuator_biasprm", (every, slice(1, 3))),
             "mass": ("body_mass", (held,)),
             "mass inertia": ("body_inertia", (held,)),
-            "clearance": ("geom_pos", (slice(walls[0][0], walls[-1][0] + 1), slice(0, 2))),
+            "clearance": ("geom_pos", (slice(walls.start, walls.stop), slice(0, 2))),
         }
         self._knobs = {
             name: (key, where, torch.tensor(getattr(self.model, key)[where])) for name, (key, where) in knobs.items()
         }
-
-    @staticmethod
-    def validate(options: AssemblyOptions) -> None:
-        """Refuse options that no world could be built from.
-
-        Raises:
-            BadInput: an unknown part or an impossible value.
-        """
-        if options.part not in PARTS:
-            raise BadInput(f"unknown task.part '{options.part}': {nearest(options.part, PARTS)}")
-        if not 0 < options.clearance <= 0.005:
-            raise BadInput(f"task.clearance={options.clearance} m a side: expected more than 0, at most 0.005")
-        if options.episode_s < 0.5:
-            raise BadInput(f"task.episode_s={options.episode_s}: expected at least 0.5 s")
-        bank = options.bank
-        shares = (bank.inserted, bank.near, bank.far)
-        if bank.size < 1 or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-            raise BadInput(
-                f"task.bank: size {bank.size} must be positive, shares {shares} must not be negative and must add up to 1"
-            )
-        for name in ("friction", "gains", "mass", "clearance"):
-            low_high = getattr(options.randomise, name)
-            if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
-                raise BadInput(f"task.randomise.{name}={list(low_high)}: expected [low, high] with 0 < low <= high")
 
     # -- worlds ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +131,7 @@ class Assembly:
             factor = factors[name.split()[0]].to(live.dtype).view(shape)
             nominal = nominal.to(live.device)
             if model_field == "geom_pos":
-                values = nominal + (factor - 1.0) * self.options.clearance * self._outward.to(live.device)
+                values = nominal + (factor - 1.0) * self.options.clearance * self._grows.to(live.device)
             else:
                 values = nominal * factor
             live.copy_(torch.where(mask.view(shape), values, live))
@@ -309,9 +236,14 @@ class Assembly:
         return reward, success, failure
 
     def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The task's own error figures, [N]: insertion depth [m]."""
+        """The task's own error figures, [N]: insertion depth [m] and, where success takes a turn, the turn [rad]."""
         pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
-        return {"depth_m": pos[:, 2]}
+        if self.part.turn is None:
+            return {"depth_m": pos[:, 2]}
+        return {
+            "depth_m": pos[:, 2],
+            "turn_rad": turn_about_z(quat_multiply(quat_conjugate(truth["socket_quat"]), truth["tcp_quat"])),
+        }
 
     # -- where episodes start ----------------------------------------------------------------------------------------
 

@@ -4,80 +4,86 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from embodied.sim.resets import ResetBank, collect_valid, content_hash
-from embodied.sim.robots.arm import REFERENCE_QUAT
+from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.robots.kinematics import inverse
+from embodied.sim.tasks.assembly_options import AssemblyOptions
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT
+from embodied.sim.tasks.parts.part import Draw, Part, Place
+from embodied.spec.observe import turn_about_z
+from embodied.spec.policy import PolicySpec
 from embodied.spec.protocols import Engine
 from embodied.spec.robot import digest
-from embodied.spec.rotations import quat_multiply, quat_to_rotvec, rotate, rotvec_to_quat
-
-if TYPE_CHECKING:
-    from embodied.sim.tasks.assembly import Assembly
+from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate, rotate_inverse, rotvec_to_quat
 
 SETTLE_STEPS = 8  # control steps a start is held before it is judged
 BANK_SEED = 20261130  # every run of the same task starts from the same bank
-VERSION = 1  # of this file's distributions: part of a bank's content hash
+VERSION = 2  # of the distributions here and of the parts: part of a bank's content hash
+MAX_TILT, MAX_TWIST = math.radians(10.0), math.radians(20.0)  # of a tool that is not in the socket yet
 
 
-def sample_poses(task: Assembly, tag: str, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+class Insertion(Protocol):
+    """What starts depend on of the task."""
+
+    arm: Arm
+    part: Part
+    options: AssemblyOptions
+    spec: PolicySpec
+    sensors: dict[str, slice]
+    substeps: int
+    tag_names: tuple[str, ...]
+
+    def controls(self, pos: Tensor, quat: Tensor) -> Tensor:
+        """Actuator controls [N, 6] for a tool pose."""
+        ...
+
+
+def sample_poses(task: Insertion, tag: str, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Socket poses and tool poses relative to them, float64.
 
     Returns:
         `socket_pos` [n, 3], `yaw` [n] of the socket; `offset` [n, 3] of the tip in the socket's frame (z into the hole) and
         `turn` [n, 3], the rotation vector of the tool in it.
     """
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    def signed(*shape: int) -> Tensor:
-        return 2.0 * uniform(*shape) - 1.0
-
-    def log_uniform(low: float, high: float) -> Tensor:
-        return low * (high / low) ** uniform(count)
-
-    options, part = task.options, task.part
+    draw, options = Draw(generator, count), task.options
     socket_pos = torch.cat(
-        [torch.tensor(CENTRE) + options.socket_range * signed(count, 2), torch.full((count, 1), MOUTH_HEIGHT)], -1
+        [torch.tensor(CENTRE) + options.socket_range * draw.signed(2), torch.full((count, 1), MOUTH_HEIGHT)], -1
     )
-    yaw = math.radians(options.socket_yaw) * signed(count)
-    max_tilt, max_yaw = math.radians(10.0), math.radians(20.0)
-    tilt_axis = 2.0 * math.pi * uniform(count)
+    yaw = math.radians(options.socket_yaw) * draw.signed()
+    tilt_axis = 2.0 * math.pi * draw.uniform()
     if tag == "inserted":
-        # half of them evenly over the depth, for each millimetre is a step to be learned; half log-uniform in what remains,
-        # for the first successes come from the very end
-        full = options.success_depth + 0.002
-        depth = torch.where(uniform(count) < 0.5, full * uniform(count), full - log_uniform(0.001, full))
-        lateral = 0.7 * options.clearance * signed(count, 2)
-        # the widest tilt that the clearance lets through at this depth
-        room = (2.0 * options.clearance / depth.clamp(min=0.004)).clamp(max=max_tilt)
-        tilt, twist = 0.4 * room * uniform(count), 0.3 * (2.0 * options.clearance / part.side) * signed(count)
-    elif tag == "near":
-        height = log_uniform(0.0003, 0.03)
-        depth = -height
-        lateral = (0.0003 + 0.4 * height)[:, None] * signed(count, 2)
-        share = (height / 0.03).clamp(min=0.05)
-        tilt, twist = max_tilt * share * uniform(count), max_yaw * share * signed(count)
+        place = task.part.inserted(draw, options.clearance, task.spec.success.depth)
     else:
-        distance = 0.03 + 0.07 * uniform(count)
-        # within 60 degrees of straight above, uniform over that cap
-        cosine = 0.5 + 0.5 * uniform(count)
-        around = 2.0 * math.pi * uniform(count)
-        sine = (1.0 - cosine**2).sqrt()
-        lateral = (distance * sine)[:, None] * torch.stack([around.cos(), around.sin()], -1)
-        depth = -distance * cosine
-        tilt, twist = max_tilt * uniform(count), max_yaw * signed(count)
-    turn = torch.stack([tilt * tilt_axis.cos(), tilt * tilt_axis.sin(), twist], -1)
-    return {"socket_pos": socket_pos, "yaw": yaw, "offset": torch.cat([lateral, depth[:, None]], -1), "turn": turn}
+        place = _near(draw) if tag == "near" else _far(draw)
+    turn = torch.stack([place.tilt * tilt_axis.cos(), place.tilt * tilt_axis.sin(), place.twist], -1)
+    offset = torch.cat([place.lateral, place.depth[:, None]], -1)
+    return {"socket_pos": socket_pos, "yaw": yaw, "offset": offset, "turn": turn}
 
 
-def settle(task: Assembly, engine: Engine, poses: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _near(draw: Draw) -> Place:
+    """Above the mouth, the nearer the better aligned."""
+    height = draw.log_uniform(0.0003, 0.03)
+    lateral = (0.0003 + 0.4 * height)[:, None] * draw.signed(2)
+    share = (height / 0.03).clamp(min=0.05)
+    return Place(-height, lateral, MAX_TILT * share * draw.uniform(), MAX_TWIST * share * draw.signed())
+
+
+def _far(draw: Draw) -> Place:
+    """Within 60 degrees of straight above, uniform over that cap."""
+    distance = 0.03 + 0.07 * draw.uniform()
+    cosine = 0.5 + 0.5 * draw.uniform()
+    around = 2.0 * math.pi * draw.uniform()
+    sine = (1.0 - cosine**2).sqrt()
+    lateral = (distance * sine)[:, None] * torch.stack([around.cos(), around.sin()], -1)
+    return Place(-distance * cosine, lateral, MAX_TILT * draw.uniform(), MAX_TWIST * draw.signed())
+
+
+def settle(task: Insertion, engine: Engine, poses: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Place the first n of the engine's worlds, hold the tool there, and judge what came of it.
 
     Returns:
@@ -118,7 +124,7 @@ def settle(task: Assembly, engine: Engine, poses: dict[str, Tensor]) -> tuple[Te
     return engine.get_state()[:count].cpu(), valid
 
 
-def bank_hash(task: Assembly, signature: str) -> str:
+def bank_hash(task: Insertion, signature: str) -> str:
     """A hash of everything that decides what the bank of this task holds."""
     unrelated = (
         "reward",
@@ -132,10 +138,11 @@ def bank_hash(task: Assembly, signature: str) -> str:
         "success_steps",
     )
     kept = {key: value for key, value in asdict(task.options).items() if key not in unrelated}
+    kept["success_depth"] = task.spec.success.depth
     return content_hash({"version": VERSION, "signature": signature, "robot": digest(task.arm.spec), "options": kept})
 
 
-def make_bank(task: Assembly, engine: Engine) -> ResetBank:
+def make_bank(task: Insertion, engine: Engine) -> ResetBank:
     """Generate the training bank on `engine` (its worlds are used up), each start settled and validated."""
     generator = torch.Generator().manual_seed(BANK_SEED)
     shares = asdict(task.options.bank)
@@ -148,10 +155,35 @@ def make_bank(task: Assembly, engine: Engine) -> ResetBank:
             rows.append(starts(task, engine, tag, counts[tag], generator))
             tags.append(torch.full((counts[tag],), index))
     key = bank_hash(task, engine.signature)
-    return ResetBank(torch.cat(rows), torch.cat(tags), task.tag_names, engine.signature, key)
+    every = torch.cat(rows)
+    distance = goal_distance(task, engine, every)
+    return ResetBank(every, torch.cat(tags), task.tag_names, engine.signature, key, distance)
 
 
-def starts(task: Assembly, engine: Engine, tag: str, count: int, generator: torch.Generator) -> Tensor:
+def goal_distance(task: Insertion, engine: Engine, rows: Tensor) -> Tensor:
+    """How far state rows [n, S] are from where success begins, float64 [n]: distance of the tip [m], and 20 mm for each
+    radian that is still to be turned; the engine's worlds are used up.
+    """
+    count, success = engine.num_worlds, task.spec.success
+    reference = torch.tensor(REFERENCE_QUAT, device=engine.device).expand(count, 4)
+    found = []
+    for part in rows.split(count):
+        index = torch.arange(count).clamp(max=len(part) - 1).to(engine.device)
+        engine.set_state(part.to(engine.device), index=index)
+        data = engine.read("sensordata")
+        tip = data[:, task.sensors["tcp_pos"]] - engine.read("mocap_pos")[:, 0]
+        socket_quat = quat_multiply(engine.read("mocap_quat")[:, 0], reference)
+        pos = rotate_inverse(socket_quat, tip)
+        pos[:, 2] = (pos[:, 2] - success.depth).clamp(max=0.0)
+        distance = pos.norm(dim=-1)
+        if success.turn is not None:
+            turned = turn_about_z(quat_multiply(quat_conjugate(socket_quat), data[:, task.sensors["tcp_quat"]]))
+            distance = distance + 0.02 * (success.turn - turned).clamp(min=0.0)
+        found.append(distance[: len(part)].double().cpu())
+    return torch.cat(found)
+
+
+def starts(task: Insertion, engine: Engine, tag: str, count: int, generator: torch.Generator) -> Tensor:
     """`count` valid start rows of a kind, [count, S]."""
 
     def propose(size: int) -> tuple[Tensor, Tensor]:

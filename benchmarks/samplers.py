@@ -1,0 +1,324 @@
+"""Reset samplers compared at equal environment steps, and their cost: `python benchmarks/samplers.py run|report|cost ...`.
+
+`run` trains every sampler in every setting, one run after another, each in a process of its own, for `--env-steps` steps
+(those that a sampler takes to try configurations included). A run that the results already have is skipped: interrupt the
+command and give it again. Settings and samplers were fixed before the first run; `peg_tight_sparse` is held out: nothing
+was chosen by it. Results go to docs/results/samplers.json, and from it to samplers.md and a plot a setting; `report` only
+does that.
+
+`cost` times the samplers on a bank of 104,000 configurations (arXiv 2610.12465, locomotion) against a training iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from assembly import RESULTS, describe_host
+
+from embodied.algos.trainer import single_threaded
+from embodied.report.charts import Axis, Line, line_chart
+from embodied.report.statistics import wilson
+from embodied.sim.samplers.slots import Slots
+from embodied.spec import registry
+from embodied.spec.protocols import Trials
+
+# 5 % of the configurations at all distances, inserted to near as by default (40 to 35), and 95 % far
+SPARSE = ["task.bank.inserted=0.0266667", "task.bank.near=0.0233333", "task.bank.far=0.95"]
+SETTINGS = {
+    "peg": [],
+    "peg_sparse": SPARSE,
+    "bayonet_sparse": ["task.part=bayonet", *SPARSE],
+    "peg_tight_sparse": ["task.clearance=0.0003", *SPARSE],
+}
+HELD_OUT = ("peg_tight_sparse",)
+SAMPLERS: dict[str, tuple[int, ...]] = {
+    "success_guided": (0, 1, 2),
+    "uniform": (0, 1, 2),
+    "plr": (0,),
+    "sfl": (0,),
+    "linear": (0,),
+}
+"""Each with its default options, and the seeds it is run with."""
+
+COST_SLOTS, COST_HISTORY, COST_STEPS = 104_000, 100, 24
+ENDING = 0.02  # share of the worlds whose episode ends in a step
+
+
+def main() -> None:
+    """Do what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "report", "cost"])
+    parser.add_argument("--env-steps", type=int, default=3_000_000)
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--extra", nargs="+", default=[], help="further words for `embodied train`, to try this command out")
+    parser.add_argument("--max-log2", type=int, default=20, help="cost: up to so many worlds, as a power of 2")
+    parser.add_argument("--steps-per-s", type=float, help="cost: of training; measured here if not given")
+    parser.add_argument("--device", default="cpu", help="cost: where the sampler lives")
+    asked = parser.parse_args()
+    if asked.what == "cost":
+        cost(asked.max_log2, asked.steps_per_s, torch.device(asked.device))
+        return
+    file = asked.out / "samplers.json"
+    if asked.what == "run":
+        run(file, asked.env_steps, asked.settings, asked.extra)
+    report(file)
+
+
+ABOUT = """`python benchmarks/samplers.py run`. Success is that of the deterministic policy on fresh starts at least 30 mm from
+the mouth, never from the bank trained from. Every sampler has its default options: success_guided's were chosen on the setting
+`peg`, plr's and linear's are their sources', sfl's are scaled to so few steps. The steps that sfl takes to try configurations
+are among the steps. The interval is Wilson's at 95 %, of the episodes of all seeds together: how well these policies are known,
+not how much another seed would differ. By kind: of the inserted / near / far configurations visited in training."""
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------
+
+
+def plan(settings: list[str]) -> Iterator[tuple[str, str, int]]:
+    """Setting, sampler and seed of each run, seeds last: a comparison of all samplers comes first."""
+    for setting in settings:
+        for seed in sorted({seed for seeds in SAMPLERS.values() for seed in seeds}):
+            yield from ((setting, sampler, seed) for sampler, seeds in SAMPLERS.items() if seed in seeds)
+
+
+def run(file: Path, env_steps: int, settings: list[str], extra: list[str]) -> None:
+    """Make the runs that the results lack."""
+    conditions = {"env_steps": env_steps, "extra": extra}
+    results = json.loads(file.read_text()) if file.exists() else {"conditions": conditions, "runs": {}}
+    if results["conditions"] != conditions:
+        raise SystemExit(f"{file} was made under {results['conditions']}, not {conditions}: give another --out")
+    for setting, sampler, seed in plan(settings):
+        key = f"{setting}/{sampler}/{seed}"
+        words = [f"sampler={sampler}", f"seed={seed}", *SETTINGS[setting]]
+        if key in results["runs"]:
+            if results["runs"][key]["overrides"] != words:
+                raise SystemExit(f"{file}: {key} was run with other options: give another --out")
+            continue
+        print(f"-- {key}", flush=True)
+        results["runs"][key] = train(words, env_steps, extra)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".tmp")
+        partial.write_text(json.dumps(results, indent=1) + "\n")
+        partial.replace(file)
+
+
+def train(words: list[str], env_steps: int, extra: list[str]) -> dict[str, Any]:
+    """One training: its final evaluation, and what was measured whenever it was evaluated on the way."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        bounds = ["budget.target_success=null", f"budget.env_steps={env_steps}"]
+        command = [sys.executable, "-m", "embodied.cli", "train", "task=assembly", f"out={out}", *words, *bounds, *extra]
+        if subprocess.run(command).returncode != 0:
+            raise SystemExit(f"failed: {' '.join(command)}")
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        final = json.loads((out / "eval.json").read_text())
+    kept = [row for row in rows if "eval/success" in row]
+    ranges = sum(name.startswith("sampler/success_by_difficulty_") for name in rows[0])
+    tags = [name for name in rows[0] if name.startswith("sampler/success/")]
+    return {
+        "overrides": words,
+        "host": describe_host(),
+        "wall_s": round(rows[-1]["wall_s"], 1),
+        "env_steps": rows[-1]["env_steps"],
+        "iterations": len(rows),
+        "steps_per_s": round(statistics.median(row["steps_per_s"] for row in rows)),
+        "success by tag": {name.split("/")[-1]: round(rows[-1][name], 4) for name in tags},
+        "final": {name: final[name] for name in ("success_at_end", "episodes", "ci95", "invalid", "length_mean")},
+        "curve": {
+            "env_steps": [row["env_steps"] for row in kept],
+            "fresh starts": [row["eval/success"] for row in kept],
+            "visited": [round(row["sampler/visited_fraction"], 4) for row in kept],
+            "difficulty of the draws": [round(row["sampler/difficulty"], 5) for row in kept],
+            "success by tag": {name.split("/")[-1]: [round(row[name], 4) for row in kept] for name in tags},
+            "success by difficulty": [
+                [round(row[f"sampler/success_by_difficulty_{i}"], 4) for i in range(ranges)] for row in kept
+            ],
+        },
+    }
+
+
+# -- report --------------------------------------------------------------------------------------------------------------
+
+
+def report(file: Path) -> None:
+    """samplers.md and a plot a setting, from samplers.json."""
+    results = json.loads(file.read_text())
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for key, one in results["runs"].items():
+        setting, sampler, _ = key.split("/")
+        runs.setdefault(setting, {}).setdefault(sampler, []).append(one)
+    host = next(iter(results["runs"].values()))["host"]
+    million = results["conditions"]["env_steps"] / 1e6
+    lines = [
+        f"# Reset samplers at {million:g} M environment steps each",
+        "",
+        *textwrap.wrap(f"{host['date']}, {host['cores']} cores of {host['cpu']}, made by {ABOUT}", 120),
+        "",
+    ]
+    if extra := results["conditions"]["extra"]:
+        lines += [f"Further options of every run: `{' '.join(extra)}`.", ""]
+    for setting, by_sampler in runs.items():
+        held = ", held out: no choice was made by it" if setting in HELD_OUT else ""
+        options = " ".join(SETTINGS[setting]) or "the default"
+        lines += [f"## {setting}{held}", "", f"`embodied train task=assembly` with {options}.", "", *table(by_sampler), ""]
+        (file.parent / f"samplers-{setting}.svg").write_text(plot(by_sampler))
+        lines += [f"![Success on fresh starts, and where the draws go](samplers-{setting}.svg)", ""]
+    (file.parent / "samplers.md").write_text("\n".join(lines))
+
+
+def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Rows of a setting."""
+    lines = [
+        "| sampler | seeds | success, mean | least - most | 95 % interval | steps to 50 % | by kind | steps/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for sampler, runs in by_sampler.items():
+        rates = [one["final"]["success_at_end"] or 0.0 for one in runs]
+        episodes = [one["final"]["episodes"] for one in runs]
+        low, high = wilson(round(sum(r * n for r, n in zip(rates, episodes, strict=True))), sum(episodes))
+        tags = [statistics.mean(one["success by tag"][tag] for one in runs) for tag in ("inserted", "near", "far")]
+        lines.append(
+            f"| {sampler} | {len(runs)} | {statistics.mean(rates):.1%} | {min(rates):.1%} - {max(rates):.1%} | "
+            f"{low:.1%} - {high:.1%} | {', '.join(map(take_off, runs))} | {' / '.join(f'{t:.2f}' for t in tags)} | "
+            f"{statistics.median(one['steps_per_s'] for one in runs):,.0f} |"
+        )
+    return lines
+
+
+def take_off(one: dict[str, Any]) -> str:
+    """Environment steps at which half of the fresh starts were first solved."""
+    curve = one["curve"]
+    points = zip(curve["env_steps"], curve["fresh starts"], strict=True)
+    return next((f"{steps / 1e6:.2f} M" for steps, success in points if success >= 0.5), "-")
+
+
+STYLE = """svg{background:#fff;font:12px sans-serif}.tick{fill:#555}.grid,.axis{fill:none;stroke:#ddd}.axis{stroke:#999}
+.line{fill:none;stroke:currentColor;stroke-width:1.8}.dots{fill:currentColor}
+.c0{color:#0b68c8}.c1{color:#d4570a}.c2{color:#0a8a62}.c3{color:#ab3f90}.c4{color:#8a6a00}"""
+
+
+def plot(by_sampler: dict[str, list[dict[str, Any]]]) -> str:
+    """Two charts side by side as one SVG: success on fresh starts, mean difficulty of the draws; lines are means over seeds."""
+    axis = Axis("environment steps")
+    by_sampler = {sampler: runs for sampler, runs in by_sampler.items() if mean(runs, "fresh starts")}
+    charts = [
+        line_chart(title, [Line(s, mean(runs, key), marked=True) for s, runs in by_sampler.items()], axis, y)
+        for title, key, y in (
+            ("Success on fresh starts", "fresh starts", Axis("", percent=True)),
+            ("Distance from the goal of the starts drawn (mm)", "difficulty of the draws", Axis("", unit=1e-3)),
+        )
+    ]
+    inner = ""
+    for index, chart in enumerate(charts):
+        title = chart.partition("<figcaption>")[2].partition("</figcaption>")[0]
+        drawing = chart[chart.index("<svg") : chart.index("</svg>") + len("</svg>")]
+        inner += f'<text x="{10 + 440 * index}" y="18">{title}</text>'
+        inner += drawing.replace("<svg", f'<svg x="{440 * index}" y="28" width="420" height="220"', 1)
+    legend = "".join(
+        f'<text class="c{index}" fill="currentColor" x="{50 + 150 * index}" y="270">{name}</text>'
+        for index, name in enumerate(by_sampler)
+    )
+    size = 'width="870" height="285" viewBox="0 0 870 285"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{inner}{legend}</svg>\n'
+
+
+def mean(runs: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Points of a curve, averaged over seeds; they were measured at the same iterations."""
+    columns = zip(*(zip(one["curve"]["env_steps"], one["curve"][key], strict=True) for one in runs), strict=True)
+    return [(points[0][0], statistics.mean(value for _, value in points)) for points in columns]
+
+
+# -- cost ----------------------------------------------------------------------------------------------------------------
+
+
+def cost(max_log2: int, steps_per_s: float | None, device: torch.device) -> None:
+    """Print what an iteration of each sampler costs, for 2^12 worlds and more.
+
+    A training iteration of N worlds is taken to last N times as long as one of a world at the measured rate, which favours
+    neither: physics is linear in worlds, and larger batches learn no slower.
+    """
+    rate = steps_per_s or measured_rate()
+    print(f"{COST_SLOTS:,} configurations, {COST_STEPS} steps an iteration, {rate:,.0f} training steps/s, on {device}")
+    print(f"{'worlds':>9} {'sampler':>15} {'record':>9} {'rescore':>9} {'draw':>9} {'iteration':>10} {'share':>8}  (ms)")
+    for log2 in range(12, max_log2 + 1, 2):
+        worlds = 2**log2
+        for name in SAMPLERS:
+            parts = sampler_times(name, worlds, device)
+            total = COST_STEPS * sum(parts[part] for part in ("record", "rescore", "draw")) + parts["end"]
+            share = total / (1e3 * COST_STEPS * worlds / rate)
+            times = " ".join(f"{parts[part]:9.2f}" for part in ("record", "rescore", "draw"))
+            print(f"{worlds:>9} {name:>15} {times} {total:10.1f} {share:8.2%}", flush=True)
+
+
+def measured_rate() -> float:
+    """Training steps a second of the default task here."""
+    command = [sys.executable, "-m", "embodied.cli", "bench", "sim", "task=assembly"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output.strip().splitlines()[-1])["train_steps_per_s"]
+
+
+def sampler_times(name: str, worlds: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of a step's record, rescore and draw, and of what comes once an iteration (scores, metrics): the least of
+    ten, because whatever else the machine does can only add to them.
+    """
+    entry = registry.find("sampler", name)
+    tags, difficulty = torch.zeros(COST_SLOTS, dtype=torch.int64), torch.rand(COST_SLOTS, dtype=torch.float64)
+    slots = Slots(worlds, tags, ("all",), difficulty, "cost", 0, device)
+    sampler = entry.build(entry.options(history=COST_HISTORY), slots)
+    sampler.evaluate = lambda some, seed: Trials(*(torch.rand(len(some), device=device) < p for p in (0.5, 1.0)), 0)
+    generator = torch.Generator(device).manual_seed(0)
+    ended, success = (torch.rand(worlds, generator=generator, device=device) < share for share in (ENDING, 0.5))
+    valid, returns = torch.ones_like(ended), torch.zeros(worlds, device=device)
+    rows = torch.where(ended, sampler.sample(), -1)
+    visited = sampler.sample().expand(COST_STEPS, -1)
+    advantage = torch.rand(COST_STEPS, worlds, generator=generator, device=device)
+
+    def rescore() -> None:
+        if sampler._stale:
+            sampler._refresh()
+
+    def end() -> None:
+        if hasattr(sampler, "score"):
+            sampler.score(visited, advantage)
+        sampler.end_iteration()
+        sampler.metrics()
+
+    parts: dict[str, Callable[[], object]] = {
+        "record": lambda: sampler.record(rows, success, valid, returns),
+        "rescore": rescore,
+        "draw": sampler.sample,
+        "end": end,
+    }
+    spent: dict[str, list[float]] = {part: [] for part in parts}
+    with single_threaded(worlds):  # as in training
+        for _ in range(11):
+            for part, function in parts.items():
+                spent[part].append(timed(function, device))
+    return {part: 1e3 * min(times[1:]) for part, times in spent.items()}
+
+
+def timed(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds that a call takes."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    function()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()
