@@ -1,67 +1,31 @@
 """The robot's own side of the bridge: whoever commands it, it stops by itself, and it obeys one master at a time.
 
-A `Body` is the robot proper, simulated or behind a vendor's driver. `Server` gives it the wire, a lease, a watchdog, limits of
-its own and a latched emergency stop. Nothing here trusts the runner on the other side.
+`Server` gives a `Body` (embodied.deploy.body) the wire, a lease, a watchdog, limits of its own and a latched emergency stop.
+Nothing here trusts the runner on the other side.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from embodied.deploy import wire
+from embodied.deploy.body import Body, joint_outside, refusal
 from embodied.deploy.journal import Writer
 from embodied.deploy.wire import Kind, Malformed, Packet, Reason, Status
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.robot import RobotSpec
-from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec
 
 LEASE_S = 2.0  # a holder that has been silent for so long may be replaced
-SLACK = 1.05  # of the velocity limit: two clocks tick here
 OPERATOR_VERBS = ("hello", "estop", "clear", "status")  # need no lease
-
-
-class Body(Protocol):
-    """A robot proper. Arrays are float, one-dimensional; poses in the base frame, quaternions wxyz."""
-
-    spec: RobotSpec
-    layout: Mapping[str, int]
-    """Readings that it gives, by name, with their sizes: `target_pos`, `target_quat` (what it keeps) among them."""
-    dt: float
-    """Seconds between calls of `step`."""
-
-    def read(self) -> dict[str, Any]:
-        """Present readings."""
-        ...
-
-    def follow(self, pos: Any, quat: Any) -> None:
-        """Take a new target pose."""
-        ...
-
-    def hold(self) -> None:
-        """Keep the present target."""
-        ...
-
-    def step(self) -> str:
-        """Advance by `dt`; returns what broke, empty if nothing did."""
-        ...
-
-    def scene(self, seed: int) -> None:
-        """Prepare an episode's start; BadInput where a person has to do that."""
-        ...
-
-    def truth(self) -> dict[str, Any]:
-        """What an instrument outside the robot would say of the episode; empty if there is none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +79,7 @@ class Server:
                 "have it, choose another port="
             ) from error
         self.description = {
-            "robot": _plain(body.spec),
+            "robot": json.loads(json.dumps(asdict(body.spec))),
             "readings": dict(body.layout),
             "commands": {"target_pos": 3, "target_quat": 4},
             "watchdog_s": options.watchdog_s,
@@ -183,13 +147,14 @@ class Server:
         if self.status != Status.FOLLOWING:
             return
         readings = self.body.read()
-        motion, force, torque = self.body.spec.motion, np.linalg.norm(readings["force"]), np.linalg.norm(readings["torque"])
+        motion = self.body.spec.motion
+        force, torque = (float(np.linalg.norm(readings[name])) for name in ("force", "torque"))
         self._steps_pressed = self._steps_pressed + 1 if force > motion.wrench[0] or torque > motion.wrench[1] else 0
         if self._steps_pressed * self.body.dt * self.options.publish_every > motion.press_s:
             self._stop(Reason.CONTACT, f"{force:.0f} N, {torque:.1f} N m for {motion.press_s:g} s, limits {motion.wrench}")
-        for joint, at in zip(self.body.spec.joints, readings["joint_pos"], strict=True):
-            if not joint.lower <= at <= joint.upper:
-                self._stop(Reason.JOINT, f"{joint.name} at {at:.3f} rad, limits {joint.lower} to {joint.upper}")
+        outside = joint_outside(self.body.spec, readings["joint_pos"])
+        if outside:
+            self._stop(Reason.JOINT, outside)
 
     def _publish(self) -> None:
         readings = self.body.read()
@@ -241,10 +206,13 @@ class Server:
             raise Malformed("expired")
         if self.status == Status.ESTOP:
             raise Malformed("estop")
-        target = wire.unpack_arrays(packet.payload, self.description["commands"])  # type: ignore[arg-type]
+        target = wire.unpack_arrays(packet.payload, self.description["commands"])
         lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
         pos, quat = target["target_pos"].astype(float), target["target_quat"].astype(float)
-        reason, detail = self._check(pos, quat, now)
+        kept = self.body.read() if self._target is None else None
+        before = self._target if kept is None else (kept["target_pos"], kept["target_quat"])
+        elapsed = min(max(now - self._followed_at, self.body.spec.control_dt), self.options.watchdog_s)
+        reason, detail = refusal(self.body.spec, pos, quat, before, elapsed)
         self._note(
             "command", session=lease.session, epoch=packet.epoch, sequence=packet.sequence, pos=pos, quat=quat, refused=detail
         )
@@ -260,23 +228,6 @@ class Server:
                 self._advance()
             self._check_measured()
             self._publish()
-
-    def _check(self, pos: Any, quat: Any, now: float) -> tuple[Reason, str]:
-        """The robot's own limits, of a command: finite, inside the workspace, no faster than allowed."""
-        spec = self.body.spec
-        if not (np.isfinite(pos).all() and np.isfinite(quat).all() and abs(np.linalg.norm(quat) - 1.0) < 1e-3):
-            return Reason.NOT_FINITE, f"target {pos}, {quat}"
-        for name, at, (low, high) in zip("xyz", pos, spec.workspace, strict=True):
-            if not low - 1e-6 <= at <= high + 1e-6:
-                return Reason.LIMIT, f"{name} {at:.4f} m, workspace {low} to {high}"
-        readings = self.body.read()
-        at, turned = self._target or (readings["target_pos"], readings["target_quat"])
-        elapsed = min(max(now - self._followed_at, spec.control_dt), self.options.watchdog_s)
-        step = np.abs(pos - at).max() / elapsed
-        twist = np.abs(quat_to_rotvec(quat_multiply(quat, quat_conjugate(np.asarray(turned, float))))).max() / elapsed
-        if step > SLACK * spec.motion.velocity[0] or twist > SLACK * spec.motion.velocity[1]:
-            return Reason.LIMIT, f"{step:.3f} m/s and {twist:.3f} rad/s, limits {spec.motion.velocity}"
-        return Reason.NONE, ""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -404,10 +355,3 @@ class Server:
             self.socket.sendto(wire.pack(kind, payload, self.hash, key=self.options.key, **header), address)
         except (BlockingIOError, ConnectionError):  # the other side's buffer is full, or it is gone: it will miss this one
             self.refused["not sent"] += 1
-
-
-def _plain(spec: RobotSpec) -> dict[str, Any]:
-    import json
-    from dataclasses import asdict
-
-    return json.loads(json.dumps(asdict(spec)))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from embodied.deploy.artifact import PolicyArtifact
 from embodied.deploy.guard import Level
 from embodied.deploy.link import Link, Readings
 from embodied.deploy.pace import Pace, Timing
+from embodied.deploy.record import Brain, Episode, Journal
 from embodied.deploy.states import Machine, Mode
 from embodied.deploy.wire import Reason, Status
 from embodied.spec.errors import Fault
@@ -30,48 +31,6 @@ ALIGN_S = 2.0
 REST_S = 2.0
 ANSWER_SHARE = 0.5  # of a tick that the policy may take
 COMMIT_S = 5.0
-
-
-class Brain(Protocol):
-    """What answers observations; see `embodied.deploy.brain.Brain`."""
-
-    late: int
-
-    def ask(self, obs: Any) -> None:
-        """Send an observation [1, D]."""
-        ...
-
-    def answer(self, deadline: float) -> tuple[Any, int] | None:
-        """The action and the microseconds it took, None if it is not there by `deadline`."""
-        ...
-
-
-class Journal(Protocol):
-    """What records; see `embodied.deploy.recorder.Recorder`."""
-
-    def write(self, kind: str, time_ns: int, data: dict[str, Any]) -> None:
-        """Record, without waiting; Fault if that is no longer possible."""
-        ...
-
-    def commit(self, timeout_s: float) -> None:
-        """Wait until all of it is on disk."""
-        ...
-
-
-@dataclass(frozen=True)
-class Episode:
-    """What came of one: outcome is `success`, `timeout`, `stopped` or `fault`; `truth` is the simulator's own account."""
-
-    number: int
-    seed: int
-    outcome: str
-    success: bool
-    truncated: bool
-    steps: int
-    holds: dict[str, int]
-    clamped: int
-    reason: str = ""
-    truth: dict[str, Any] = field(default_factory=dict)
 
 
 class Stopped(Exception):

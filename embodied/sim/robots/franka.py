@@ -111,7 +111,7 @@ def franka(options: FrankaOptions) -> Arm:
     """Franka Research 3, 7 joints, with its parallel hand."""
     steps = options.control_dt / SPEC.physics_dt
     if not (1 <= steps <= 100 and abs(steps - round(steps)) < 1e-6):
-        raise BadInput(
-            f"robot.control_dt={options.control_dt}: expected a multiple of {SPEC.physics_dt} s, at most {100 * SPEC.physics_dt}"
-        )
-    return Arm(replace(SPEC, control_dt=options.control_dt), _LINKS, _HAND, base=(Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),))
+        longest = 100 * SPEC.physics_dt
+        raise BadInput(f"robot.control_dt={options.control_dt}: expected a multiple of {SPEC.physics_dt} s, at most {longest}")
+    base = (Capsule((0, 0, 0.06), (-0.05, 0, 0.06), 0.06),)
+    return Arm(replace(SPEC, control_dt=options.control_dt), _LINKS, _HAND, base)
