@@ -21,11 +21,9 @@ AXES = ("tcp x", "tcp y", "tcp z", "tcp rx", "tcp ry", "tcp rz")
 XYZ = ("x", "y", "z")
 
 MARGIN = 1e-3  # plans leave this share of velocity, acceleration and jerk to the rounding to float32
-KEEP = 1.0 - MARGIN
 TURN_ROUNDING = 2.0**-23  # rad: four components, each off by 2^-25 at most, turn a unit quaternion by 2 sqrt(4) 2^-25 at most
 REACH = 100.0  # m, rad: bounds are nearer than this to 0
-STOP_TICKS = 32  # stopping from full velocity takes no longer,
-TICKS = 2 * STOP_TICKS  # and no longer than this where an acceleration towards full velocity must end first
+TICKS = 32  # stopping takes no longer: limits must allow it from full velocity, and what would take longer is not sent
 STILL = 1e-12  # m/s, rad/s: what float64 may leave of a velocity that is to be 0
 
 FLOAT32 = struct.Struct("f")
@@ -41,6 +39,10 @@ class Axis(NamedTuple):
     acceleration: float
     swing: float
 
+    def shrunk(self, keep: float) -> Axis:
+        """The same bounds of position, the share `keep` of the rest."""
+        return Axis(self.lower, self.upper, keep * self.velocity, keep * self.acceleration, keep * self.swing)
+
 
 FREE = Axis(-math.inf, math.inf, math.inf, math.inf, math.inf)
 
@@ -50,7 +52,8 @@ class Limits:
     """Limits by axis (x, y, z, rx, ry, rz of the base frame; m, rad), of the measured wrench [N, N m] and the measured joints.
 
     Velocity, acceleration and jerk are finite differences of successive commands: for rotation, of the rotation vectors from
-    one to the next. Rotation has no bounds (-inf, inf). `joints`: (name, lower, upper [rad], velocity [rad/s]).
+    one to the next. Rotation has no bounds (-inf, inf). `joints`: (name, lower, upper [rad], velocity [rad/s]). `press`: ticks
+    in a row that the wrench must be beyond its limits to latch.
 
     Raises:
         BadInput: values that are not positive and finite, too small for commands in float32, or too small to stop in time.
@@ -65,6 +68,7 @@ class Limits:
     force: float
     torque: float
     joints: tuple[tuple[str, float, float, float], ...]
+    press: int = 1
 
     def __post_init__(self) -> None:
         for complaint in _complaints(self):
@@ -79,23 +83,26 @@ class Limits:
         joints = tuple((joint.name, joint.lower, joint.upper, joint.velocity) for joint in robot.joints)
         dt = robot.control_dt if dt is None else dt
         bounds = lower + tuple(-turn for turn in turns), upper + turns
-        return cls(dt, *bounds, velocity, acceleration, jerk, *motion.wrench, joints)
+        # 0.12 s are three ticks of 0.04 s, whatever the quotient is rounded to
+        press = max(1, math.ceil(motion.press_s / dt - 1e-9))
+        return cls(dt, *bounds, velocity, acceleration, jerk, *motion.wrench, joints, press)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """What the move of one axis is judged by. Bounds of position are the outermost float32 values inside; velocities of
-        rotation keep the margin, as a turn is rounded when all three axes are planned.
-        """
-        velocity = self.velocity[:3] + tuple(KEEP * v for v in self.velocity[3:])
+        """The limits, axis by axis. Bounds of position are the outermost float32 values inside."""
         swing = tuple(jerk * self.dt for jerk in self.jerk)
-        bounds = [(_inside(low, high), _inside(high, low)) for low, high in zip(self.lower, self.upper, strict=True)]
-        return tuple(Axis(*b, *rest) for b, *rest in zip(bounds, velocity, self.acceleration, swing, strict=True))
+        rows = zip(self.lower, self.upper, self.velocity, self.acceleration, swing, strict=True)
+        return tuple(Axis(_inside(low, high), _inside(high, low), *rates) for low, high, *rates in rows)
+
+    @cached_property
+    def alone(self) -> tuple[Axis, ...]:
+        """What one axis alone is judged by: turns are rounded when all three are known, so that half the margin is kept."""
+        return self.axes[:3] + tuple(axis.shrunk(1.0 - MARGIN / 2.0) for axis in self.axes[3:])
 
     @cached_property
     def inner(self) -> tuple[Axis, ...]:
         """What is planned with."""
-        rows = zip(self.axes, self.velocity, strict=True)
-        return tuple(Axis(axis.lower, axis.upper, KEEP * v, KEEP * axis.acceleration, KEEP * axis.swing) for axis, v in rows)
+        return tuple(axis.shrunk(1.0 - MARGIN) for axis in self.axes)
 
     @cached_property
     def fields(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -121,10 +128,10 @@ def brake(axis: Axis, v: float, a: float, dt: float) -> float:
     return v1 if abs(v1) > STILL else 0.0
 
 
-def stop(axis: Axis, inner: Axis, x: float, v: float, a: float, to: float, dt: float, ticks: int = TICKS) -> float:
-    """Where an axis comes to rest if `to` is sent now and it brakes from then on; nan if that breaks a limit of `axis`."""
+def stop(axis: Axis, inner: Axis, x: float, v: float, a: float, to: float, dt: float) -> float:
+    """Where an axis comes to rest if `to` is sent now and then it brakes; nan if that breaks a limit or takes too long."""
     lower, upper, velocity, acceleration, swing = axis
-    for _ in range(ticks):
+    for _ in range(TICKS):
         v1 = (to - x) / dt
         a1 = (v1 - v) / dt
         fits = abs(v1) <= velocity and abs(a1) <= acceleration and abs(a1 - a) <= swing
@@ -160,10 +167,10 @@ def _complaints(limits: Limits) -> Iterator[str]:
     for i, (axis, inner) in enumerate(zip(limits.axes, limits.inner, strict=True)):
         rounding = TURN_ROUNDING if i >= 3 else math.ldexp(1.0, math.frexp(max(-axis.lower, axis.upper))[1] - 25)
         finest = dt * min(axis.velocity, dt * axis.acceleration, dt * axis.swing)
-        if MARGIN * finest < rounding:
+        if MARGIN / 2.0 * finest < rounding:
             yield f"{AXES[i]}: velocity, acceleration, jerk allow {finest:.3g} a tick, too little for float32: raise them or dt"
-        if math.isnan(stop(FREE, inner, 0.0, axis.velocity, 0.0, dt * brake(inner, axis.velocity, 0.0, dt), dt, STOP_TICKS)):
-            yield f"{AXES[i]}: to stop takes over {STOP_TICKS} ticks: raise acceleration, jerk or dt, or lower the velocity"
+        if math.isnan(stop(FREE, inner, 0.0, axis.velocity, 0.0, dt * brake(inner, axis.velocity, 0.0, dt), dt)):
+            yield f"{AXES[i]}: to stop takes over {TICKS} ticks: raise acceleration, jerk or dt, or lower the velocity"
 
 
 def to32(x: float) -> float:

@@ -56,7 +56,7 @@ SPEC = RobotSpec(
         velocity=(0.25, 1.0),
         acceleration=(9.0, 17.0),
         jerk=(4500.0, 8500.0),
-        wrench=(4000.0, 800.0),
+        wrench=(40.0, 8.0),
         press_s=0.1,
     ),
     workspace=((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)),
