@@ -1,9 +1,9 @@
-"""From a trained policy to a robot that is another process: `python benchmarks/bridge.py <run> [reality|timing|faults|all]`.
+"""From a trained policy to a robot that is another process: `python benchmarks/bridge.py <run> [<part>|all]`.
 
-`<run>` is a folder of `embodied train task=assembly`. `reality` drives the nominal and the shifted robot for 100 episodes each
-in real time, and evaluates the same policy in worlds of the same physics. `timing` runs ten minutes at 50 Hz beside a process
-that keeps one core busy. `faults` injects every fault, and kills the runner 100 times. Results are merged into
-docs/results/bridge.json, from which docs/results/bridge.md is written.
+`<run>` is a folder of `embodied train task=assembly`. Parts: `reality` drives the nominal and the shifted robot for 100
+episodes each in real time, and evaluates the same policy in worlds of the same physics; `timing` runs ten minutes at 50 Hz
+beside a process that keeps one core busy; `guard` is `python benchmarks/guard.py`; `faults` injects every fault, and kills the
+runner 100 times. Results are merged into docs/results/bridge.json, from which docs/results/bridge.md is written.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def measure_reality(folder: Path) -> dict:
         with robot(f"reality={name}", "reality.reversed_joints=true") as address:
             bridge = run(folder / "policy.onnx", address, f"episodes={EPISODES}", "seed=1000")
         successes, worlds = in_worlds(folder, reality)
+        print(name, bridge["success_rate"], successes / worlds, flush=True)
         results[name] = {"reality": reality, "bridge": bridge, "worlds": [successes, worlds]}
     return results
 
@@ -97,6 +98,13 @@ def measure_timing(minutes: float = 10.0) -> dict:
                 return run(Path(folder) / "run" / "policy.onnx", address, f"episodes={round(60 * minutes / 3.2)}")
         finally:
             busy.kill()
+
+
+def measure_guard() -> dict:
+    """Cost and the million cases of the guard alone."""
+    done = subprocess.run([sys.executable, Path(__file__).with_name("guard.py")], stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {"cost": [line["cost"] for line in lines if "cost" in line], "cases": lines[-1]["cases"]}
 
 
 def measure_faults(folder: Path) -> dict:
@@ -122,7 +130,12 @@ def main() -> None:
     torch.set_num_threads(1)
     file = RESULTS / "bridge.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    parts = {"reality": lambda: measure_reality(folder), "timing": measure_timing, "faults": lambda: measure_faults(folder)}
+    parts = {
+        "reality": lambda: measure_reality(folder),
+        "timing": measure_timing,
+        "guard": measure_guard,
+        "faults": lambda: measure_faults(folder),
+    }
     for name, measure in parts.items():
         if what in (name, "all"):
             results[name] = {"host": describe_host(), **measure()}
@@ -142,6 +155,8 @@ def page(results: dict) -> list[str]:
         lines += _reality(results["reality"])
     if "timing" in results:
         lines += _timing(results["timing"])
+    if "guard" in results:
+        lines += _guard(results["guard"])
     if "faults" in results:
         lines += _faults(results["faults"])
     return lines
@@ -197,6 +212,24 @@ def _timing(part: dict) -> list[str]:
     }
     for name, text in names.items():
         lines.append(_row([text, *(figures[name][key] for key in ("p50", "p99", "p99.9", "max"))]))
+    return [*lines, ""]
+
+
+def _guard(part: dict) -> list[str]:
+    cases = part["cases"]
+    lines = [
+        f"## The guard alone ({_when(part)})",
+        "",
+        f"{cases['cases']:,} ticks of an adversary under {len(cases['most_of_limit'])} kinds of limits: {cases['violations']} "
+        f"violations of position, velocity, acceleration or jerk, {cases['unrested']} holds that did not end at rest;",
+        f"{cases['levels']}.",
+        "",
+        "| us a tick | p50 | p99 | max |",
+        "|---|---|---|---|",
+    ]
+    for cost in part["cost"]:
+        for level, figures in cost["wall_us"].items():
+            lines.append(_row([f"{cost['hz']:.0f} Hz, {level}", *(figures[key] for key in ("p50", "p99", "max"))]))
     return [*lines, ""]
 
 

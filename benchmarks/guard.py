@@ -22,7 +22,7 @@ from embodied.sim.robots.franka import SPEC
 
 CHUNK = 20_000
 CALM = {"joint_pos": np.float32(SPEC.home), "joint_vel": np.zeros(7), "force": np.zeros(3), "torque": np.zeros(3)}
-FAULT = {**CALM, "force": np.array([0.0, 0.0, 1e4])}
+FAULT = {**CALM, "joint_pos": np.full(7, 9.0)}
 GAP = {**CALM, "joint_vel": np.full(7, math.nan)}
 KINDS = ("near", "edge", "far", "corner", "flip", "none", "nan", "gap", "fault")
 ODDS = (0.2, 0.34, 0.15, 0.15, 0.1, 0.02, 0.02, 0.01, 0.01)

@@ -130,7 +130,13 @@ usage: embodied deploy clear [robot=127.0.0.1:47000] [key_file=]
 Lets a robot move again after an emergency stop.
 """,
     "deploy faults": """\
-usage: embodied deploy faults policy=<file.onnx> [rows=<name>,...] [out=<folder>] [seed=0]
+usage: embodied deploy faults policy=<file.onnx> key=value ...
+
+  policy=       an exported policy, or the folder of a run that was exported
+  rows=<name>,...           all by default; a wrong name lists them
+  seed=0                    of scenes, moments and chance
+  kills=3                   of everything at random moments, in torn_journal_kill
+  out=runs/faults/<date-time>     folder, must be new: faults.json, the logs of each row
 
 Injects faults between a runner and a simulated robot and measures at the robot what comes of them.
 """,

@@ -14,7 +14,7 @@ from scipy.spatial.transform import Rotation
 from test_guard import ARM, CALM, DOWN, FREE, HERE, INF, arm, exact, rest, turn_between, turned
 
 from embodied.deploy.guard import Level, Verdict, clear, guard, start
-from embodied.deploy.limits import AXES, Axis, Limits, brake
+from embodied.deploy.limits import AXES, Limits
 from embodied.spec.errors import BadInput
 
 STILL = (0.0,) * 6
@@ -170,64 +170,6 @@ def test_ten_thousand_adversarial_ticks(dt):
     assert min(levels.count(level) for level in Level) > 100
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
-
-
-def fewest_ticks(most, swing, v, a, dt):
-    """In how many ticks linear programming can end velocity and acceleration: |a| <= most, changing by at most swing."""
-    for n in itertools.count(1):
-        sums = np.tril(np.ones((n, n)))  # the accelerations, of their changes
-        bounds = np.concatenate([np.full(n, most - a), np.full(n, most + a)])
-        ends = linprog(
-            np.zeros(n),
-            np.vstack([sums, -sums]),
-            bounds,
-            [np.ones(n), sums.sum(0)],
-            [-a, -v / dt - n * a],
-            [(-swing, swing)] * n,
-        )
-        if ends.status == 0:
-            return n
-    raise AssertionError
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_braking_takes_the_fewest_ticks_there_can_be_and_keeps_to_its_limits(seed):
-    rng = np.random.default_rng(seed)
-    dt, most, swing = 0.02, 1.0, 10 ** rng.uniform(-1.0, 0.5)
-    v, a = rng.uniform(-1, 1) * rng.uniform(0.0, 10.0) * dt, rng.uniform(-1, 1)
-    least = fewest_ticks(most, swing, v, a, dt)
-    for _ in range(least):
-        v1 = brake(Axis(-INF, INF, INF, most, swing), v, a, dt)
-        a1 = (v1 - v) / dt
-        assert abs(a1) <= most + 1e-9 and abs(a1 - a) <= swing + 1e-9
-        v, a = v1, a1
-    assert v == 0.0
-    assert abs(a) < 1e-9
-
-
-def test_what_is_left_of_a_velocity_by_float64_is_no_motion():
-    axis = Axis(-INF, INF, INF, 1.0, 0.05)
-    assert brake(axis, 0.0, 0.0, 0.02) == brake(axis, 1e-4 + 0.9e-12, -0.005, 0.02) == 0.0
-
-
-@pytest.mark.parametrize("axis", range(6))
-def test_a_hold_in_full_motion_stops_as_fast_as_the_limits_allow(axis):
-    limits = arm(acceleration=(1.0,) * 3 + (4.0,) * 3, jerk=(10.0,) * 3 + (40.0,) * 3)
-    sign = np.zeros(6)
-    sign[axis] = 1.0
-    states, _ = run(
-        limits, start(limits, (0.45, -0.05, 0.2), DOWN), ((0.45, -0.05, 0.2) + 0.24 * sign[:3], turned(DOWN, 2 * sign[3:])), 22
-    )
-    at = states[-1]
-    assert at.velocity[axis] == pytest.approx(limits.velocity[axis], rel=2e-3)
-    least = fewest_ticks(limits.acceleration[axis], 0.04 * limits.jerk[axis], at.velocity[axis], at.acceleration[axis], 0.04)
-    stopped, _ = run(limits, at, None, least + 2)
-    check(limits, [s.command for s in states + stopped[1:]])
-    assert any(stopped[least - 1].velocity) or any(stopped[least - 1].acceleration)
-    assert stopped[-1].velocity == stopped[-1].acceleration == STILL
-
-
 # -- reaching --------------------------------------------------------------------------------------------------------
 
 PACES = {
@@ -341,35 +283,3 @@ def test_behind_a_wall_the_wall_is_reached_and_kept(pace, axis, beyond):
     check(limits, commands)
     _, verdict = guard(limits, at, (np.add(at.command.pos, 1e-5), DOWN), CALM)
     assert verdict.level == Level.PASS
-
-
-def test_turns_that_could_stop_alone_but_not_as_rounded_together_are_not_sent():
-    # four ticks of the fastest turn about x that passes (found by bisection) lead to where braking only just keeps the
-    # limit of velocity; turns about y, which change nothing about x but its rounding, decide then whether it does
-    limits = arm(jerk=(4500.0,) * 3 + (40.0,) * 3)
-    at = start(limits, HERE, turned(DOWN, (0.3, 0.2, 0.1)))
-    commands = [at.command]
-    for _ in range(4):
-        passes, fails = 0.0, 0.05
-        for _ in range(40):
-            share = (passes + fails) / 2.0
-            _, verdict = guard(limits, at, (HERE, turned(at.command.quat, (share, 0.0, 0.0))), CALM)
-            passes, fails = (share, fails) if verdict.level == Level.PASS else (passes, share)
-        at, _ = guard(limits, at, (HERE, turned(at.command.quat, (passes, 0.0, 0.0))), CALM)
-        commands.append(at.command)
-    peak = max(state.velocity[3] for state in run(limits, at, None, 20)[0])
-    assert 1.0 - 1e-5 < peak <= 1.0
-    braked, _ = guard(limits, at, None, CALM)
-    reason = "tcp ry: no room to stop as rounded to float32"
-    stuck = 0
-    for turn in np.linspace(1e-4, 2e-3, 30):
-        states, verdicts = run(limits, at, (HERE, turned(at.command.quat, (0.2, turn, 0.0))), 1)
-        check(limits, commands + [s.command for s in states[1:] + run(limits, states[1], None, 20)[0][1:]])
-        if reason in verdicts[0].reasons:
-            stuck += 1
-            assert states[1].command.quat == braked.command.quat
-            assert states[1].behind == (False, False, False, True, True, True)
-            assert [r.split(":")[0] for r in verdicts[0].reasons] == ["tcp rx", "tcp ry", "tcp rz"]
-            assert verdicts[0].reasons[2] == "tcp rz: no room to stop as rounded to float32"
-        assert verdicts[0].reasons[0] == "tcp rx: velocity 5 rad/s, limit 1"
-    assert 0 < stuck < 30

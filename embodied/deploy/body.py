@@ -71,6 +71,15 @@ def refusal(spec: RobotSpec, pos: Any, quat: Any, before: Any, elapsed: float) -
     return Reason.NONE, ""
 
 
+def jumps(spec: RobotSpec, pos: Any, quat: Any, before: Any) -> bool:
+    """Whether a finite target is farther from the one that is kept than a tick from rest can take it; as `refusal`."""
+    step = np.abs(pos - before[0]).max()
+    twist = np.abs(quat_to_rotvec(quat_multiply(quat, quat_conjugate(np.asarray(before[1], float))))).max()
+    rates = zip(spec.motion.velocity, spec.motion.acceleration, strict=True)
+    near = [min(velocity * spec.control_dt, acceleration * spec.control_dt**2) for velocity, acceleration in rates]
+    return bool(step > SLACK * near[0] or twist > SLACK * near[1])
+
+
 def joint_outside(spec: RobotSpec, positions: Any) -> str:
     """The first joint outside its limits, in words; empty if none is."""
     for joint, at in zip(spec.joints, positions, strict=True):

@@ -17,6 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from operator import mul
+from operator import sub as minus
 from typing import Any
 
 import numpy as np
@@ -80,7 +82,7 @@ def start(limits: Limits, pos: ArrayLike, quat: ArrayLike) -> State:
     problems += tuple(filter(None, (_beyond(limits, i, x) for i, x in enumerate(place))))
     if problems:
         raise BadInput(f"the guard cannot start there: {'; '.join(problems)}: bring the tool into the workspace")
-    inside = tuple(to32(min(max(x, axis.lower), axis.upper)) for x, axis in zip(place, limits.axes, strict=False))
+    inside = tuple(to32(min(max(x, limits.axes[i].lower), limits.axes[i].upper)) for i, x in enumerate(place))
     return State(Command(inside, tuple(map(to32, turn))), (0.0,) * 6, (0.0,) * 6)
 
 
@@ -124,19 +126,18 @@ def guard(
 
 def _sent(limits: Limits, state: State, command: Command, behind: tuple[bool, ...]) -> State:
     """The state after `command` was sent."""
-    moved = [new - old for new, old in zip(command.pos, state.command.pos, strict=True)]
-    moved += _increment(command.quat, state.command.quat)
+    moved = [*map(minus, command.pos, state.command.pos), *_increment(command.quat, state.command.quat)]
     velocity = tuple([move / limits.dt for move in moved])
-    acceleration = tuple([(new - old) / limits.dt for new, old in zip(velocity, state.velocity, strict=True)])
+    acceleration = tuple([change / limits.dt for change in map(minus, velocity, state.velocity)])
     return State(command, velocity, acceleration, state.latch, behind, state.pressed)
 
 
 def _slowed(limits: Limits, state: State) -> State:
     """The next state of the braking manoeuvre."""
-    dt, old = limits.dt, state.command
-    rate = [brake(*row, dt) for row in zip(limits.inner, state.velocity, state.acceleration, strict=True)]
-    pos = tuple(to32(x + dt * v) for x, v in zip(old.pos, rate, strict=False))
-    return _sent(limits, state, Command(pos, _turned(old.quat, [dt * w for w in rate[3:]])), (True,) * 6)
+    old = state.command
+    move = [limits.dt * brake(limits.inner[i], state.velocity[i], state.acceleration[i], limits.dt) for i in range(6)]
+    pos = tuple([to32(old.pos[i] + move[i]) for i in range(3)])
+    return _sent(limits, state, Command(pos, _turned(old.quat, move[3:])), (True,) * 6)
 
 
 def _axis(limits: Limits, i: int, state: State, x: float, wanted: float) -> tuple[float, str]:
@@ -160,7 +161,7 @@ def _aim(axis: Axis, inner: Axis, x: float, v: float, a: float, goal: float, dt:
     (Towards the goal as far as one tick allows: that would swing about it for ever where acceleration is small.)
     """
     good = brake(inner, v, a, dt)
-    side = 1.0 if goal > stop(FREE, inner, x, v, a, to32(x + dt * good), dt) else -1.0
+    side = math.copysign(1.0, goal - stop(FREE, inner, x, v, a, to32(x + dt * good), dt))
     farthest = min(side * v + dt * min(side * a + inner.swing, inner.acceleration), inner.velocity)
     trial = bad = side * max(farthest, side * good)
     for _ in range(HALVINGS):
@@ -196,7 +197,7 @@ def _why(limits: Limits, i: int, x: float, v: float, a: float, wanted: float) ->
 def _rotation(limits: Limits, state: State, wanted: Vector) -> tuple[Vector, tuple[str, ...]]:
     """The quaternion to send, and for each axis why it is not sent as wanted, or ''."""
     old = state.command.quat
-    if sum(p * q for p, q in zip(wanted, old, strict=True)) < 0.0:
+    if sum(map(mul, wanted, old)) < 0.0:
         wanted = tuple(-q for q in wanted)
     rounded, behind = tuple(map(to32, wanted)), any(state.behind[3:])
     if not behind and _turn_stops(limits, state, rounded):
@@ -208,9 +209,7 @@ def _rotation(limits: Limits, state: State, wanted: Vector) -> tuple[Vector, tup
         return turn, whys
     # each axis alone could stop with half a margin left; rounded together, they cannot
     turn = _slowed(limits, state).command.quat
-    return turn, tuple(
-        why or f"{axis}: no room to stop as rounded to float32" for axis, why in zip(AXES[3:], whys, strict=True)
-    )
+    return turn, tuple(why or f"{AXES[3 + i]}: no room to stop as rounded to float32" for i, why in enumerate(whys))
 
 
 def _turn_stops(limits: Limits, state: State, to: Vector) -> bool:
@@ -219,14 +218,14 @@ def _turn_stops(limits: Limits, state: State, to: Vector) -> bool:
     velocity, acceleration = state.velocity[3:], state.acceleration[3:]
     for _ in range(TICKS):
         new = tuple([r / dt for r in _increment(to, quat)])
-        change = tuple([(w1 - w) / dt for w1, w in zip(new, velocity, strict=True)])
-        for (_, _, most_w, most_a, swing), w1, a1, a in zip(axes, new, change, acceleration, strict=True):
-            if abs(w1) > most_w or abs(a1) > most_a or abs(a1 - a) > swing:
+        change = tuple([difference / dt for difference in map(minus, new, velocity)])
+        for i, (_, _, most_w, most_a, swing) in enumerate(axes):
+            if abs(new[i]) > most_w or abs(change[i]) > most_a or abs(change[i] - acceleration[i]) > swing:
                 return False
         if not any(new) and not any(change):
             return True
         quat, velocity, acceleration = to, new, change
-        to = _turned(quat, [dt * brake(*row, dt) for row in zip(inner, velocity, acceleration, strict=True)])
+        to = _turned(quat, [dt * brake(inner[i], new[i], change[i], dt) for i in range(3)])
     return False
 
 
@@ -272,10 +271,12 @@ def _measured(limits: Limits, readings: Mapping[str, ArrayLike]) -> tuple[tuple[
     for field, names in limits.fields:
         values[field], problems = _numbers(field, names, readings[field]) if field in readings else ((), (f"{field}: missing",))
         gaps += problems
-    for (name, lower, upper, _), q in zip(limits.joints, values["joint_pos"], strict=False):
+    for i, q in enumerate(values["joint_pos"]):
+        name, lower, upper, _ = limits.joints[i]
         if q < lower or q > upper:
             faults.append(f"{name}: position {q:.6g} rad, limit {lower if q < lower else upper:g}")
-    for (name, _, _, limit), v in zip(limits.joints, values["joint_vel"], strict=False):
+    for i, v in enumerate(values["joint_vel"]):
+        name, _, _, limit = limits.joints[i]
         if abs(v) > limit:
             faults.append(f"{name}: velocity {v:.6g} rad/s, limit {limit:g}")
     for field, limit, unit in (("force", limits.force, "N"), ("torque", limits.torque, "N m")):
@@ -314,5 +315,5 @@ def _numbers(field: str, names: tuple[str, ...], value: Any) -> tuple[Vector, tu
     values = tuple(map(float, array.tolist()))
     if all(map(math.isfinite, values)):
         return values, ()
-    bad = tuple(f"{field}: {name} is {v}" for name, v in zip(names, values, strict=True) if not math.isfinite(v))
+    bad = tuple(f"{field}: {names[i]} is {v}" for i, v in enumerate(values) if not math.isfinite(v))
     return tuple(v if math.isfinite(v) else math.nan for v in values), bad

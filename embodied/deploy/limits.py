@@ -78,21 +78,20 @@ class Limits:
     def of(cls, robot: RobotSpec, dt: float | None = None) -> Limits:
         """The limits of `robot`, at a tick of `dt` seconds (default: the robot's control step)."""
         motion, turns = robot.motion, (math.inf,) * 3
-        lower, upper = zip(*robot.workspace, strict=True)
-        velocity, acceleration, jerk = ((m,) * 3 + (t,) * 3 for m, t in (motion.velocity, motion.acceleration, motion.jerk))
+        lower = (*(low for low, _ in robot.workspace), *(-turn for turn in turns))
+        upper = (*(high for _, high in robot.workspace), *turns)
+        rates = ((move,) * 3 + (turn,) * 3 for move, turn in (motion.velocity, motion.acceleration, motion.jerk))
+        velocity, acceleration, jerk = rates
         joints = tuple((joint.name, joint.lower, joint.upper, joint.velocity) for joint in robot.joints)
         dt = robot.control_dt if dt is None else dt
-        bounds = lower + tuple(-turn for turn in turns), upper + turns
-        # 0.12 s are three ticks of 0.04 s, whatever the quotient is rounded to
         press = max(1, math.ceil(motion.press_s / dt - 1e-9))
-        return cls(dt, *bounds, velocity, acceleration, jerk, *motion.wrench, joints, press)
+        return cls(dt, lower, upper, velocity, acceleration, jerk, *motion.wrench, joints, press)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The limits, axis by axis. Bounds of position are the outermost float32 values inside."""
-        swing = tuple(jerk * self.dt for jerk in self.jerk)
-        rows = zip(self.lower, self.upper, self.velocity, self.acceleration, swing, strict=True)
-        return tuple(Axis(_inside(low, high), _inside(high, low), *rates) for low, high, *rates in rows)
+        lower, upper = map(_inside, self.lower, self.upper), map(_inside, self.upper, self.lower)
+        return tuple(map(Axis, lower, upper, self.velocity, self.acceleration, [jerk * self.dt for jerk in self.jerk]))
 
     @cached_property
     def alone(self) -> tuple[Axis, ...]:
@@ -150,13 +149,13 @@ def _complaints(limits: Limits) -> Iterator[str]:
     for name in ("lower", "upper", *names):
         if len(getattr(limits, name)) != len(AXES):
             yield f"{name} has {len(getattr(limits, name))} numbers, expected one for each of {', '.join(AXES)}"
-    rates = [(f"{axis} {name}", rate) for name in names for axis, rate in zip(AXES, getattr(limits, name), strict=True)]
+    rates = [(f"{AXES[i]} {name}", rate) for name in names for i, rate in enumerate(getattr(limits, name))]
     rates += [("dt", dt), ("force", limits.force), ("torque", limits.torque)]
-    for name, rate in [*rates, *((f"{name} velocity", rate) for name, _, _, rate in limits.joints)]:
+    for name, rate in rates + [(f"{name} velocity", rate) for name, _, _, rate in limits.joints]:
         if not 0.0 < rate < math.inf:
             yield f"{name} is {rate}, expected a positive number"
-    bounds = [*zip(AXES[:3], limits.lower, limits.upper, strict=False), *(joint[:3] for joint in limits.joints)]
-    for name, lower, upper in bounds:
+    bounds = [(AXES[i], limits.lower[i], limits.upper[i]) for i in range(3)]
+    for name, lower, upper in bounds + [joint[:3] for joint in limits.joints]:
         if not (-REACH < lower < upper < REACH and _inside(lower, upper) < _inside(upper, lower)):
             yield f"{name} is from {lower} to {upper}, expected lower < upper, both nearer to 0 than {REACH:g}"
     if set(limits.lower[3:]) != {-math.inf} or set(limits.upper[3:]) != {math.inf}:
@@ -164,12 +163,13 @@ def _complaints(limits: Limits) -> Iterator[str]:
     for name, speeds in (("moves", limits.velocity[:3]), ("turns", limits.velocity[3:])):
         if dt * math.hypot(*speeds) > 1.0:
             yield f"{name} of {dt * math.hypot(*speeds):.3g} in a tick, expected at most 1 (m, rad): lower the velocity"
-    for i, (axis, inner) in enumerate(zip(limits.axes, limits.inner, strict=True)):
+    for i, axis in enumerate(limits.axes):
         rounding = TURN_ROUNDING if i >= 3 else math.ldexp(1.0, math.frexp(max(-axis.lower, axis.upper))[1] - 25)
         finest = dt * min(axis.velocity, dt * axis.acceleration, dt * axis.swing)
         if MARGIN / 2.0 * finest < rounding:
             yield f"{AXES[i]}: velocity, acceleration, jerk allow {finest:.3g} a tick, too little for float32: raise them or dt"
-        if math.isnan(stop(FREE, inner, 0.0, axis.velocity, 0.0, dt * brake(inner, axis.velocity, 0.0, dt), dt)):
+        first = dt * brake(limits.inner[i], axis.velocity, 0.0, dt)
+        if math.isnan(stop(FREE, limits.inner[i], 0.0, axis.velocity, 0.0, first, dt)):
             yield f"{AXES[i]}: to stop takes over {TICKS} ticks: raise acceleration, jerk or dt, or lower the velocity"
 
 

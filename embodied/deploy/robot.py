@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from embodied.deploy import wire
-from embodied.deploy.body import Body, joint_outside, refusal
+from embodied.deploy.body import Body, joint_outside, jumps, refusal
 from embodied.deploy.journal import Writer
 from embodied.deploy.wire import Kind, Malformed, Packet, Reason, Status
 from embodied.spec.errors import BadInput, Fault
@@ -97,6 +97,7 @@ class Server:
         self._followed_at = -float("inf")
         self._target: tuple[Any, Any] | None = None
         self._steps_pressed = 0
+        self._empty = time.monotonic()  # when the socket's buffer was last seen empty
         self._running = True
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -173,9 +174,11 @@ class Server:
 
     def _receive(self) -> None:
         while True:
+            since = self._empty
             try:
                 data, address = self.socket.recvfrom(65536)
             except BlockingIOError:
+                self._empty = time.monotonic()
                 return
             except ConnectionError:  # the port of a holder that died answers so
                 continue
@@ -184,13 +187,14 @@ class Server:
                 if packet.kind == Kind.REQUEST:
                     self._answer(packet, address)
                 elif packet.kind == Kind.COMMAND:
-                    self._command(packet)
+                    self._command(packet, since)
                 else:
                     raise Malformed("kind")
             except Malformed as error:
                 self.refused[str(error)] += 1
 
-    def _command(self, packet: Packet) -> None:
+    def _command(self, packet: Packet, since: float) -> None:
+        """Follow a command, or say why not. It may have waited in the buffer from `since` on, while we stood still."""
         lease = self._lease
         if packet.spec != self.hash:
             raise Malformed("spec")
@@ -201,16 +205,19 @@ class Server:
         if packet.epoch < lease.epoch or packet.epoch <= lease.burnt:
             raise Malformed("epoch")
         now = time.monotonic()
-        life = min(packet.ttl_us / 1e6, self.options.watchdog_s) - packet.age_us / 1e6
+        waited = 0.0 if self.options.lockstep else now - since
+        life = min(packet.ttl_us / 1e6, self.options.watchdog_s) - packet.age_us / 1e6 - waited
         if life <= 0:
             raise Malformed("expired")
         if self.status == Status.ESTOP:
             raise Malformed("estop")
         target = wire.unpack_arrays(packet.payload, self.description["commands"])
-        lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
         pos, quat = target["target_pos"].astype(float), target["target_quat"].astype(float)
         kept = self.body.read() if self._target is None else None
         before = self._target if kept is None else (kept["target_pos"], kept["target_quat"])
+        if self.status == Status.STOPPED and jumps(self.body.spec, pos, quat, before):
+            raise Malformed("jump")  # its sender has not seen yet where this robot has stopped
+        lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
         elapsed = min(max(now - self._followed_at, self.body.spec.control_dt), self.options.watchdog_s)
         reason, detail = refusal(self.body.spec, pos, quat, before, elapsed)
         self._note(
@@ -238,7 +245,9 @@ class Server:
             raise Malformed("id")
         lease = self._lease
         mine = lease is not None and request.get("session") == lease.session
-        if mine and lease is not None:
+        # `acquire` knows no session yet: repeated by a network or by its sender, it must not begin another
+        again = lease is not None and verb == "acquire" and address == lease.address and number in lease.reply
+        if lease is not None and (mine or again):
             lease.heard = time.monotonic()
             if number in lease.reply:  # our answer was lost: the same again, without doing it again
                 self._reply(lease.reply[number], address)
@@ -312,6 +321,8 @@ class Server:
         """The holder ends its motion on purpose: no watchdog, no reproach."""
         self.body.hold()
         self._deadline = float("inf")
+        if self._lease is not None:  # a command that is still on its way comes too late
+            self._lease.burnt = max(self._lease.burnt, int(request.get("epoch", self._lease.epoch)))
         if self.status == Status.FOLLOWING:
             self._set(Status.HOLDING, Reason.NONE, "rest")
         return {"truth": self.body.truth()}

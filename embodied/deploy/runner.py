@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ ALIGN_S = 2.0
 REST_S = 2.0
 ANSWER_SHARE = 0.5  # of a tick that the policy may take
 COMMIT_S = 5.0
+UNHEARD = "the robot has stopped by itself: no command reached it in time"
 
 
 class Stopped(Exception):
@@ -128,7 +129,7 @@ class Runner:
     def _finish(self, number: int, seed: int, outcome: str, reason: str) -> Episode:
         truth: dict[str, Any] = {}
         if outcome != "fault":
-            truth = self.link.request("rest")["truth"]
+            truth = self.link.request("rest", epoch=self.machine.epoch)["truth"]
         episode = Episode(
             number,
             seed,
@@ -168,6 +169,11 @@ class Runner:
         """One tick of AUTO or HOLD; the outcome if the episode has ended."""
         began = time.monotonic_ns()
         readings, trouble = self._look(began)
+        if trouble == UNHEARD:  # what it keeps is the truth
+            kept = guard.start(self.limits, readings["target_pos"][0], readings["target_quat"][0])
+            self._guard = replace(kept, pressed=self._guard.pressed)
+            if self.machine.mode == Mode.HOLD:
+                self.machine.renew()
         age_us = self.link.latest.age_us(began) if self.link.latest else 0
         if not trouble:
             self._held = self._held + 1 if bool(succeeded(self.spec.success, readings)[0]) else 0
@@ -244,15 +250,18 @@ class Runner:
             if age_us > 1e6 * self.dt:
                 what = f"{arrived.stuck()} stuck" if arrived.stuck() else "state"
                 return readings, f"{what} for more than {1e3 * self.dt:.0f} ms"
+        for name, value in readings.items():
+            if not np.isfinite(value).all():
+                return readings, f"reading {self._component(name, value[0])} is not finite"
+        if state.status == Status.STOPPED and self.machine.mode in (Mode.AUTO, Mode.HOLD):
+            return readings, UNHEARD
+        if not self.lockstep:
             lag_ns = now_ns - next((sent for number, sent in self._sent if number > state.acted), now_ns)
             if lag_ns > 1e9 * (self.watchdog_s + self.dt):
                 return (
                     readings,
                     f"the robot has not acted on a command for more than {1e3 * (self.watchdog_s + self.dt):.0f} ms",
                 )
-        for name, value in readings.items():
-            if not np.isfinite(value).all():
-                return readings, f"reading {self._component(name, value[0])} is not finite"
         return readings, ""
 
     def _component(self, name: str, value: Any) -> str:
@@ -328,10 +337,6 @@ class Runner:
 
     def _restart(self, readings: Readings) -> Memory:
         """The policy's memory after a HOLD: the target is what the robot keeps, nothing was commanded."""
-        assert self.link.latest is not None
-        if self.link.latest.state.status == Status.STOPPED:
-            # it has not heard our last commands: what it keeps is the truth
-            self._guard = guard.start(self.limits, readings["target_pos"][0], readings["target_quat"][0])
         sent = self._guard.command
         memory = start_memory(self.spec, readings)
         return {**memory, "target_pos": _row(sent.pos), "target_quat": _row(sent.quat)}
