@@ -1,7 +1,8 @@
 """Faults injected into the real bridge, and what is measured of them at the robot.
 
 A row is one experiment: a robot process, a line that can be made bad (`embodied.deploy.faults.proxy`), a runner; a moment at
-which something breaks; a promise. Whether it was kept is decided from the robot's own log, the runner's exit code and its one line.
+which something breaks; a promise. Whether it was kept is decided from the robot's own log, the runner's exit code and its one
+line.
 """
 
 from __future__ import annotations
