@@ -205,7 +205,8 @@ def _timing(part: dict) -> list[str]:
     ]
     names = {
         "late_us": "a tick begins late by",
-        "tick_us": "a tick costs, policy's answer included",
+        "sent_us": "from its beginning the command is sent after",
+        "tick_us": "a tick costs, policy's answer and journal included",
         "guard_us": "of it the guard",
         "infer_us": "of it the policy",
         "age_us": "age of the state, at most",

@@ -94,6 +94,16 @@ def test_quaternions_are_brought_to_unit_length_unless_they_have_it_in_float32(n
     quat = turned(DOWN, (0.01, -0.02, 0.005))
     state, _ = guard(limits, start(limits, HERE, DOWN), (HERE, quat * norm), CALM)
     assert state.command.quat == exact(quat * norm if abs(norm - 1.0) < 2.0**-23 else quat)
+    for longest in ((1.0 + 2.0**-23, 0.0, 0.0, 0.0), (1.0 - 2.0**-23, 0.0, 0.0, 0.0)):
+        assert start(limits, HERE, longest).command.quat == longest
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_half_a_turn_goes_the_way_its_quaternion_says(side):
+    limits = arm()
+    state, verdict = guard(limits, start(limits, HERE, (1.0, 0.0, 0.0, 0.0)), (HERE, (0.0, side, 0.0, 0.0)), CALM)
+    assert verdict == Verdict(Level.CLAMP, (f"tcp rx: velocity {side * math.pi / 0.04:.6g} rad/s, limit 1",))
+    assert side * state.velocity[3] > 0.6
 
 
 EDGES = {"velocity": (0.25, 100.0, 1e5), "acceleration": (1.0, 8.0, 1e5), "jerk": (1.0, 100.0, 256.0)}
@@ -240,6 +250,7 @@ BAD_COMMANDS = [
     (((0.5, NAN, 0.25), DOWN), ("command position: tcp y is nan",)),
     (((INF, 0.0, -INF), DOWN), ("command position: tcp x is inf", "command position: tcp z is -inf")),
     ((HERE, (0.0, NAN, 0.0, 0.0)), ("command quaternion: x is nan",)),
+    ((HERE, (0.0, 1.0, NAN, INF)), ("command quaternion: y is nan", "command quaternion: z is inf")),
     (((0.5, NAN, 0.25), (INF, 0.0, 0.0, 1.0)), ("command position: tcp y is nan", "command quaternion: w is inf")),
     ((HERE, np.zeros(4)), ("command quaternion: length 0, expected 1",)),
     ((HERE, np.multiply(DOWN, 1.0011)), ("command quaternion: length 1.0011, expected 1",)),
@@ -287,10 +298,11 @@ def test_missing_readings_hold(field):
     assert verdict == Verdict(Level.HOLD, (*(f"{name}: missing" for name in CALM), "no command"))
 
 
-def test_other_readings_do_not_matter():
+def test_other_readings_do_not_matter_and_whole_numbers_are_numbers():
     limits = arm()
     at = start(limits, HERE, DOWN)
-    _, verdict = guard(limits, at, (HERE, DOWN), {**CALM, "tcp_pos": [NAN], "note": "x"})
+    whole = {"force": [1, 2, 3], "torque": np.zeros(3, np.uint8), "joint_vel": np.ones(2, np.int16)}
+    _, verdict = guard(limits, at, (np.float16(HERE), DOWN), {**CALM, **whole, "tcp_pos": [NAN], "note": "x"})
     assert verdict.level == Level.PASS
 
 
@@ -305,6 +317,7 @@ FAULTS = [
     ({"force": [0.0, 30.0, -40.0]}, "force: 50 N, limit 40"),
     ({"force": [1.7e308] * 3}, "force: inf N, limit 40"),
     ({"torque": [8.5, 0.0, 0.0]}, "torque: 8.5 N m, limit 8"),
+    ({"force": [0.0, 50.0, 0.0], "torque": [0.0, 0.0, 9.0]}, "force: 50 N, limit 40; torque: 9 N m, limit 8"),
     ({"joint_pos": [1.5, 0.75], "torque": [9.0, 0.0, 0.0]}, "shoulder: position 1.5 rad, limit 1; elbow: position 0.75 rad, "
      "limit 0.5; torque: 9 N m, limit 8"),
     ({"joint_pos": [NAN, 0.75], "force": None}, "elbow: position 0.75 rad, limit 0.5"),

@@ -197,6 +197,8 @@ def test_a_target_that_can_be_reached_is_reached_exactly_and_passes(pace, seed):
         state = states[-1]
         commands += [s.command for s in states[1:]]
         assert verdicts[-1].level == Level.PASS
+        for passed in (s for s, verdict in zip(states[1:], verdicts, strict=True) if verdict.level == Level.PASS):
+            assert np.abs(passed.command.quat) == pytest.approx(np.abs(exact(quat)), abs=1e-12)
         assert (state.velocity, state.acceleration) == (STILL, STILL)
         assert state.command.pos == pytest.approx(exact(pos), rel=6e-8)
         assert np.abs(state.command.quat) == pytest.approx(np.abs(exact(quat)), abs=1e-12)

@@ -12,6 +12,7 @@ from test_guard_motion import STILL, check, run
 
 from embodied.deploy.guard import Level, guard, start
 from embodied.deploy.limits import AXES, Axis, brake
+from embodied.spec.errors import BadInput
 
 
 def fewest_ticks(most, swing, v, a, dt):
@@ -48,8 +49,9 @@ def test_braking_takes_the_fewest_ticks_there_can_be_and_keeps_to_its_limits(see
 
 
 def test_what_is_left_of_a_velocity_by_float64_is_no_motion():
-    axis = Axis(-INF, INF, INF, 1.0, 0.05)
-    assert brake(axis, 0.0, 0.0, 0.02) == brake(axis, 1e-4 + 0.9e-12, -0.005, 0.02) == 0.0
+    axis = Axis(-INF, INF, INF, 0.005, 0.05)  # takes 1e-4 m/s away in a tick
+    assert brake(axis, 0.0, 0.0, 0.02) == brake(axis, 1e-4 + 0.9e-12, 0.0, 0.02) == brake(axis, 1e-12, 0.05, 0.02) == 0.0
+    assert brake(axis, 1e-4 + 1.1e-12, 0.0, 0.02) == pytest.approx(1.1e-12, rel=1e-3)
 
 
 @pytest.mark.parametrize("axis", range(6))
@@ -87,6 +89,23 @@ def test_what_would_take_longer_than_32_ticks_to_stop_is_not_sent():
     stopped, _ = run(limits, state, None, 32)
     assert stopped[-1].velocity == stopped[-1].acceleration == STILL
     check(limits, commands + [s.command for s in stopped[1:]])
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_limits_are_accepted_where_a_stop_takes_32_ticks_at_most(axis):
+    v = 3.0
+    speed = tuple(np.where(np.arange(6) == axis, v, arm().velocity))
+    few, many = 1.0, 100.0
+    for _ in range(40):
+        jerk = (few + many) / 2.0
+        try:
+            arm(velocity=speed, jerk=tuple(np.where(np.arange(6) == axis, jerk, arm().jerk)))
+            many = jerk
+        except BadInput:
+            few = jerk
+    acceleration = 0.999 * arm().acceleration[axis]
+    # just there rounding to float32 may cost a tick or two
+    assert 31 <= fewest_ticks(acceleration, 0.04 * 0.999 * many, v, 0.0, 0.04) <= 32
 
 
 def test_a_target_at_which_full_acceleration_can_just_stop_is_approached_with_it():

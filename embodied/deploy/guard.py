@@ -79,7 +79,7 @@ def start(limits: Limits, pos: ArrayLike, quat: ArrayLike) -> State:
         BadInput: not a finite pose with a unit quaternion inside the workspace.
     """
     place, turn, problems = _pose((pos, quat))
-    problems += tuple(filter(None, (_beyond(limits, i, x) for i, x in enumerate(place))))
+    problems = problems or tuple(filter(None, (_beyond(limits, i, x) for i, x in enumerate(place))))
     if problems:
         raise BadInput(f"the guard cannot start there: {'; '.join(problems)}: bring the tool into the workspace")
     inside = tuple(to32(min(max(x, limits.axes[i].lower), limits.axes[i].upper)) for i, x in enumerate(place))
@@ -177,8 +177,8 @@ def _aim(axis: Axis, inner: Axis, x: float, v: float, a: float, goal: float, dt:
 
 def _beyond(limits: Limits, i: int, x: float) -> str:
     """Which bound of axis i `x` is beyond, or ''."""
-    lower, upper = limits.lower[i], limits.upper[i]
-    return "" if lower <= x <= upper else f"{AXES[i]}: position {x:.6g} {UNITS[i]}, limit {lower if x < lower else upper:g}"
+    limit = min(max(x, limits.lower[i]), limits.upper[i])
+    return "" if x == limit else f"{AXES[i]}: position {x:.6g} {UNITS[i]}, limit {limit:g}"
 
 
 def _why(limits: Limits, i: int, x: float, v: float, a: float, wanted: float) -> str:
@@ -222,7 +222,7 @@ def _turn_stops(limits: Limits, state: State, to: Vector) -> bool:
         for i, (_, _, most_w, most_a, swing) in enumerate(axes):
             if abs(new[i]) > most_w or abs(change[i]) > most_a or abs(change[i] - acceleration[i]) > swing:
                 return False
-        if not any(new) and not any(change):
+        if not any(new + change):
             return True
         quat, velocity, acceleration = to, new, change
         to = _turned(quat, [dt * brake(inner[i], new[i], change[i], dt) for i in range(3)])
@@ -274,7 +274,7 @@ def _measured(limits: Limits, readings: Mapping[str, ArrayLike]) -> tuple[tuple[
     for i, q in enumerate(values["joint_pos"]):
         name, lower, upper, _ = limits.joints[i]
         if q < lower or q > upper:
-            faults.append(f"{name}: position {q:.6g} rad, limit {lower if q < lower else upper:g}")
+            faults.append(f"{name}: position {q:.6g} rad, limit {min(max(q, lower), upper):g}")
     for i, v in enumerate(values["joint_vel"]):
         name, _, _, limit = limits.joints[i]
         if abs(v) > limit:
@@ -310,7 +310,7 @@ def _numbers(field: str, names: tuple[str, ...], value: Any) -> tuple[Vector, tu
         array = np.asarray(value)
     except Exception as error:  # as above
         return (), (f"{field}: {type(error).__name__}, expected {len(names)} numbers",)
-    if array.shape != (len(names),) or array.dtype.kind not in "fiu":
+    if array.shape != (len(names),) or array.dtype.kind not in ("f", "i", "u"):
         return (), (f"{field}: shape {array.shape} of {array.dtype}, expected {len(names)} numbers",)
     values = tuple(map(float, array.tolist()))
     if all(map(math.isfinite, values)):

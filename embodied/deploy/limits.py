@@ -156,7 +156,7 @@ def _complaints(limits: Limits) -> Iterator[str]:
             yield f"{name} is {rate}, expected a positive number"
     bounds = [(AXES[i], limits.lower[i], limits.upper[i]) for i in range(3)]
     for name, lower, upper in bounds + [joint[:3] for joint in limits.joints]:
-        if not (-REACH < lower < upper < REACH and _inside(lower, upper) < _inside(upper, lower)):
+        if not (max(abs(lower), abs(upper)) < REACH and _inside(lower, upper) < _inside(upper, lower)):
             yield f"{name} is from {lower} to {upper}, expected lower < upper, both nearer to 0 than {REACH:g}"
     if set(limits.lower[3:]) != {-math.inf} or set(limits.upper[3:]) != {math.inf}:
         yield "rotation has bounds, which this guard cannot hold: expected -inf and inf"
@@ -182,5 +182,5 @@ def to32(x: float) -> float:
 def _inside(bound: float, other: float) -> float:
     """The float32 nearest to `bound` on the side of `other`."""
     near = to32(bound)
-    outside = near > bound if bound > other else near < bound
+    outside = (near - bound) * (other - bound) < 0.0
     return float(np.nextafter(np.float32(near), np.float32(other))) if outside else near

@@ -206,9 +206,6 @@ class Runner:
         self._steps += 1
         self._clamped += verdict.level == Level.CLAMP
         done = time.monotonic_ns()
-        self.timing.add(late_us=late_us, tick_us=(done - began) / 1e3, guard_us=guard_us, age_us=age_us)
-        if obs is not None:
-            self.timing.add(infer_us=infer_us)
         self._write(
             "tick",
             {
@@ -230,6 +227,10 @@ class Runner:
             },
             done,
         )
+        tick_us = (time.monotonic_ns() - began) / 1e3
+        self.timing.add(late_us=late_us, sent_us=(done - began) / 1e3, tick_us=tick_us, guard_us=guard_us, age_us=age_us)
+        if obs is not None:
+            self.timing.add(infer_us=infer_us)
         if verdict.level == Level.LATCH:
             raise Fault(f"the guard has stopped the robot: {'; '.join(verdict.reasons)}")
         return ""
@@ -250,9 +251,9 @@ class Runner:
             if age_us > 1e6 * self.dt:
                 what = f"{arrived.stuck()} stuck" if arrived.stuck() else "state"
                 return readings, f"{what} for more than {1e3 * self.dt:.0f} ms"
-        for name, value in readings.items():
-            if not np.isfinite(value).all():
-                return readings, f"reading {self._component(name, value[0])} is not finite"
+        if not state.finite:
+            name, value = next((name, x[0]) for name, x in readings.items() if not np.isfinite(x).all())
+            return readings, f"reading {self._component(name, value)} is not finite"
         if state.status == Status.STOPPED and self.machine.mode in (Mode.AUTO, Mode.HOLD):
             return readings, UNHEARD
         if not self.lockstep:
