@@ -72,8 +72,10 @@ def in_worlds(folder: Path, reality: dict) -> tuple[int, int]:
 
 
 def measure_reality(folder: Path) -> dict:
-    """Success through the bridge and in worlds, for both realities."""
-    results = {}
+    """Success through the bridge and in worlds, for both realities, by the target that the run was trained to."""
+    target = yaml.safe_load((folder / "config.yaml").read_text())["budget"]["target_success"]
+    steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["env_steps"]
+    results: dict = {"env_steps": steps}
     for name in ("nominal", "shifted"):
         reality = yaml.safe_load((presets_dir() / "reality" / f"{name}.yaml").read_text())
         with robot(f"reality={name}", "reality.reversed_joints=true") as address:
@@ -81,7 +83,7 @@ def measure_reality(folder: Path) -> dict:
         successes, worlds = in_worlds(folder, reality)
         print(name, bridge["success_rate"], successes / worlds, flush=True)
         results[name] = {"reality": reality, "bridge": bridge, "worlds": [successes, worlds]}
-    return results
+    return {f"{target:g}": {"host": describe_host(), **results}}
 
 
 def measure_timing(minutes: float = 10.0) -> dict:
@@ -138,7 +140,9 @@ def main() -> None:
     }
     for name, measure in parts.items():
         if what in (name, "all"):
-            results[name] = {"host": describe_host(), **measure()}
+            # runs trained to different targets stand beside each other
+            kept = results.get(name, {}) if name == "reality" else {}
+            results[name] = {**kept, "host": describe_host(), **measure()}
             file.write_text(json.dumps(results, indent=1) + "\n")
             (RESULTS / "bridge.md").write_text("\n".join(page(results)) + "\n")
 
@@ -167,28 +171,32 @@ def _when(part: dict) -> str:
 
 
 def _reality(part: dict) -> list[str]:
+    targets = sorted(set(part) - {"host"})
     lines = [
-        f"## Success in real time ({_when(part)})",
+        f"## Success in real time ({_when(part[targets[-1]])})",
         "",
         f"{EPISODES} fresh starts through the bridge at 25 Hz, the robot's joints in reversed order; {WORLDS} fresh starts in",
         "worlds of the same physics and calibration error. True: by the simulator's own account, not the policy's estimate.",
+        "The default run stops at its target of 0.96; another was trained on with `budget.target_success`.",
         "",
-        "| robot | through the bridge | 95 % | true | in worlds | 95 % | clamped | holds | missed ticks |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| trained to | robot | through the bridge | 95 % | true | in worlds | 95 % | clamped | holds | missed ticks |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in ("nominal", "shifted"):
-        bridge, (successes, worlds) = part[name]["bridge"], part[name]["worlds"]
-        cells = [
-            name,
-            f"{bridge['success_rate']:.1%}",
-            _interval(bridge["ci95"]),
-            f"{bridge['true_success_rate']:.1%}",
-            f"{successes / worlds:.1%}",
-            _interval(wilson(successes, worlds)),
-            *(bridge[key] for key in ("clamped", "holds", "missed_ticks")),
-        ]
-        lines.append(_row(cells))
-    return [*lines, "", f"Shifted: {part['shifted']['reality']}", ""]
+    for target in targets:
+        for name in ("nominal", "shifted"):
+            bridge, (successes, worlds) = part[target][name]["bridge"], part[target][name]["worlds"]
+            cells = [
+                f"{target} ({part[target]['env_steps'] / 1e6:.1f} M steps)",
+                name,
+                f"{bridge['success_rate']:.1%}",
+                _interval(bridge["ci95"]),
+                f"{bridge['true_success_rate']:.1%}",
+                f"{successes / worlds:.1%}",
+                _interval(wilson(successes, worlds)),
+                *(bridge[key] for key in ("clamped", "holds", "missed_ticks")),
+            ]
+            lines.append(_row(cells))
+    return [*lines, "", f"Shifted: {part[targets[-1]]['shifted']['reality']}", ""]
 
 
 def _timing(part: dict) -> list[str]:
