@@ -1,8 +1,8 @@
 """The guard's cost and its million cases: `python benchmarks/guard.py [TICKS]`, one JSON line each.
 
-Cost: microseconds of a tick at the Franka's limits, 25 and 50 Hz, by level; `wall_us` as the clock saw them, `cpu_us` without
-what the machine did meanwhile. Cases: an adversary wants poses at, beyond and far beyond the limits, under limits of several
-kinds; all commands are then judged again, from the float32 numbers alone.
+Cost: microseconds of a tick at the Franka's limits, 25 and 50 Hz, by level; `once_us` as the clock saw them, `best_us` the
+best of five calls with the same arguments: without what the machine did meanwhile. Cases: an adversary wants poses at, beyond
+and far beyond the limits, under limits of several kinds; all commands are then judged again, from the float32 numbers alone.
 """
 
 from __future__ import annotations
@@ -68,12 +68,14 @@ class Draws:
     @classmethod
     def of(cls, rng: np.random.Generator, ticks: int) -> Draws:
         """Draw it."""
+        rides = rng.choice(RIDES, (ticks, 6))
+        rides[::2] = rides[::2, :1]
         return cls(
-            rng.choice(len(KINDS), ticks, p=ODDS),
+            np.repeat(rng.choice(len(KINDS), ticks // 5, p=ODDS), 5),
             rng.normal(size=(ticks, 6)) * rng.choice([0.01, 0.3, 1.0], (ticks, 1)),
             rng.uniform(-2.0, 2.0, (ticks, 3)),
             rng.choice([-1.0, 1.0], (ticks, 6)),
-            rng.choice(RIDES, (ticks, 6)),
+            rides,
         )
 
 
@@ -147,7 +149,7 @@ def cases(ticks: int) -> dict[str, object]:
             count[verdict.level] += 1
             if state.latch and draws.uniform[k, 0] > 1.0:
                 state = clear(state)
-        for _ in range(32):
+        for _ in range(33):
             state, _ = guard(limits, state, None, CALM)
             commands.append(state.command)
         unrested += any(state.velocity) or any(state.acceleration)
@@ -163,14 +165,14 @@ def cases(ticks: int) -> dict[str, object]:
     }
 
 
-def cost(hz: float, ticks: int = 30_000) -> dict[str, object]:
+def cost(hz: float, ticks: int = 20_000) -> dict[str, object]:
     """Microseconds a tick: a policy that keeps to the limits, one that does not, and holds from motion."""
     limits = Limits.of(SPEC, 1.0 / hz)
     rng = np.random.default_rng(0)
     draws = Draws.of(rng, ticks)
     state = start(limits, (0.5, 0.0, 0.25), (0.0, 1.0, 0.0, 0.0))
-    wall: dict[Level, list[int]] = {level: [] for level in Level}
-    cpu: dict[Level, list[int]] = {level: [] for level in Level}
+    once: dict[Level, list[int]] = {level: [] for level in Level}
+    best: dict[Level, list[int]] = {level: [] for level in Level}
     for k in range(ticks):
         phase = k // 50 % 4
         wanted: object = None
@@ -179,11 +181,15 @@ def cost(hz: float, ticks: int = 30_000) -> dict[str, object]:
             wanted = np.add(state.command.pos, step[:3]), turned(state.command.quat, step[3:])
         elif phase in (1, 2):
             wanted, _ = attack(limits, state, draws, k)
-        wall_began, cpu_began = time.perf_counter_ns(), time.thread_time_ns()
-        state, verdict = guard(limits, state, wanted, CALM)  # type: ignore[arg-type]
-        cpu[verdict.level].append(time.thread_time_ns() - cpu_began)
-        wall[verdict.level].append(time.perf_counter_ns() - wall_began)
-    return {"hz": hz, "wall_us": figures(wall), "cpu_us": figures(cpu)}
+        took = []
+        for _ in range(5):
+            began = time.perf_counter_ns()
+            after, verdict = guard(limits, state, wanted, CALM)  # type: ignore[arg-type]
+            took.append(time.perf_counter_ns() - began)
+        state = after
+        once[verdict.level].append(took[0])
+        best[verdict.level].append(min(took))
+    return {"hz": hz, "once_us": figures(once), "best_us": figures(best)}
 
 
 def figures(times: dict[Level, list[int]]) -> dict[str, dict[str, float]]:

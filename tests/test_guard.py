@@ -53,8 +53,8 @@ def exact(values):
 
 
 def rest(limits, state, readings=CALM):
-    """What holding leads to, at most 32 ticks later."""
-    for _ in range(32):
+    """What holding leads to, at most 32 ticks later, and one that ends the acceleration."""
+    for _ in range(33):
         state, _ = guard(limits, state, None, readings)
     return state
 

@@ -144,8 +144,8 @@ def test_a_tick_may_bring_a_metre_or_a_radian(rates):
 
 
 @pytest.mark.parametrize("axis", [1, 4])
-def test_a_stop_takes_31_ticks_and_one_that_ends_the_deceleration(axis):
-    least = ARM["velocity"][axis] / (31 * 0.04 * 0.999)
+def test_a_stop_takes_32_ticks(axis):
+    least = ARM["velocity"][axis] / (32 * 0.04 * 0.999)
     arm(**six("acceleration", axis, 1.0001 * least))
     with pytest.raises(BadInput, match=f"{AXES[axis]}: to stop takes over 32 ticks"):
         arm(**six("acceleration", axis, 0.9999 * least))

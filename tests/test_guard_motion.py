@@ -208,6 +208,18 @@ def test_a_target_that_can_be_reached_is_reached_exactly_and_passes(pace, seed):
     check(limits, commands)
 
 
+def test_what_catches_up_is_sent_exactly():
+    limits, rng = arm(), np.random.default_rng(0)
+    for _ in range(300):
+        state, _ = guard(limits, start(limits, HERE, turned(DOWN, rng.normal(size=3))), None, CALM)
+        assert state.behind == (True,) * 6
+        quat = turned(state.command.quat, rng.uniform(-0.02, 0.02, 3))
+        state, verdict = guard(limits, state, (HERE, quat), CALM)
+        assert verdict.level == Level.PASS
+        assert state.behind == (False,) * 6
+        assert np.abs(state.command.quat) == pytest.approx(np.abs(exact(quat)), abs=1e-12)
+
+
 @pytest.mark.parametrize("pace", PACES)
 def test_a_path_that_keeps_the_limits_is_followed_exactly(pace):
     limits = arm(**PACES[pace])

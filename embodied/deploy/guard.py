@@ -222,7 +222,7 @@ def _turn_stops(limits: Limits, state: State, to: Vector) -> bool:
         for i, (_, _, most_w, most_a, swing) in enumerate(axes):
             if abs(new[i]) > most_w or abs(change[i]) > most_a or abs(change[i] - acceleration[i]) > swing:
                 return False
-        if not any(new + change):
+        if not any(new) and all(abs(change[i]) <= inner[i].swing for i in range(3)):  # as in `stop`
             return True
         quat, velocity, acceleration = to, new, change
         to = _turned(quat, [dt * brake(inner[i], new[i], change[i], dt) for i in range(3)])

@@ -23,7 +23,7 @@ XYZ = ("x", "y", "z")
 MARGIN = 1e-3  # plans leave this share of velocity, acceleration and jerk to the rounding to float32
 TURN_ROUNDING = 2.0**-23  # rad: four components, each off by 2^-25 at most, turn a unit quaternion by 2 sqrt(4) 2^-25 at most
 REACH = 100.0  # m, rad: bounds are nearer than this to 0
-TICKS = 32  # stopping takes no longer: limits must allow it from full velocity, and what would take longer is not sent
+TICKS = 32  # velocity ends no later: limits must allow that from full velocity, and what would take longer is not sent
 STILL = 1e-12  # m/s, rad/s: what float64 may leave of a velocity that is to be 0
 
 FLOAT32 = struct.Struct("f")
@@ -122,7 +122,11 @@ def brake(axis: Axis, v: float, a: float, dt: float) -> float:
     shed = abs(v) / dt
     m = int((math.sqrt(1.0 + 8.0 * shed / swing) - 1.0) / 2.0)
     b = shed / (m + 1) + swing * m / 2.0
-    a1 = min(max(-math.copysign(b, v), a - swing, -most), a + swing, most)
+    a1 = -math.copysign(b, v)
+    low, high = a - swing, a + swing
+    low = low if low > -most else -most  # min() and max() would take half of the time of all this
+    high = high if high < most else most
+    a1 = low if a1 < low else high if a1 > high else a1
     v1 = v + dt * a1
     return v1 if abs(v1) > STILL else 0.0
 
@@ -136,7 +140,7 @@ def stop(axis: Axis, inner: Axis, x: float, v: float, a: float, to: float, dt: f
         fits = abs(v1) <= velocity and abs(a1) <= acceleration and abs(a1 - a) <= swing
         if not (fits and lower <= to <= upper):
             break
-        if v1 == a1 == 0.0:
+        if v1 == 0.0 and abs(a1) <= inner.swing:  # the next tick stays and ends the acceleration
             return to
         x, v, a = to, v1, a1
         to = to32(x + dt * brake(inner, v, a, dt))
