@@ -206,7 +206,8 @@ def _timing(part: dict) -> list[str]:
         "",
         f"{figures['late_us']['count']} ticks in {part['episodes']} episodes, scheduling: {part['scheduling']}; missed ticks: "
         f"{part['missed_ticks']},",
-        f"holds: {part['holds']}, late answers of the policy: {part['late_answers']}.",
+        f"holds: {part['holds']}, late answers of the policy: {part['late_answers']}; load average at the end: "
+        f"{part['machine']['load'][0]}.",
         "",
         "| us | p50 | p99 | p99.9 | max |",
         "|---|---|---|---|---|",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def run(limits, state, wanted, ticks, readings=CALM):
         states.append(state)
         verdicts.append(verdict)
     return states, verdicts
+
+
+@pytest.mark.parametrize("change", [("pos", 0, 5e-6), ("pos", 2, 0.3), ("quat", 0, 5e-6), ("quat", 1, 1e-5), ("pos", 1, 1e-12)])
+def test_the_check_notices_what_breaks_a_limit(change):
+    limits = arm(jerk=(10.0,) * 3 + (40.0,) * 3)
+    states, _ = run(limits, start(limits, HERE, DOWN), ((0.7, 0.3, 0.4), turned(DOWN, (1.0, 1.0, 1.0))), 30)
+    commands = [s.command for s in states]
+    check(limits, commands)
+    name, i, by = change
+    row = list(getattr(commands[3], name))
+    row[i] = row[i] + by if by < 1e-9 else exact([row[i] + by])[0]
+    commands[3] = replace(commands[3], **{name: tuple(row)})
+    with pytest.raises(AssertionError):
+        check(limits, commands)
 
 
 # -- adversaries -----------------------------------------------------------------------------------------------------
