@@ -238,7 +238,7 @@ def _guard(part: dict) -> list[str]:
         "|---|---|---|---|",
     ]
     for cost in part["cost"]:
-        for level, figures in cost["wall_us"].items():
+        for level, figures in cost["once_us"].items():
             lines.append(_row([f"{cost['hz']:.0f} Hz, {level}", *(figures[key] for key in ("p50", "p99", "max"))]))
     return [*lines, ""]
 

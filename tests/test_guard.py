@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
@@ -62,6 +62,7 @@ def rest(limits, state, readings=CALM):
 # -- pass ------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     move=st.tuples(*[st.floats(-0.009, 0.009)] * 3), turn=st.tuples(*[st.floats(-0.027, 0.027)] * 3), off=st.floats(-9e-4, 9e-4)
 )
@@ -79,6 +80,7 @@ def test_what_is_inside_the_limits_is_sent_as_wanted(move, turn, off):
     np.testing.assert_allclose(state.acceleration, rates / 0.04, atol=1e-11)
 
 
+@settings(deadline=None)
 @given(rotvec=st.tuples(*[st.floats(-3.0, 3.0)] * 3), sign=st.sampled_from([1.0, -1.0]))
 def test_a_quaternion_from_the_wire_is_sent_back_unchanged_and_of_two_signs_the_near_one(rotvec, sign):
     limits = arm()

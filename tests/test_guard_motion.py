@@ -16,7 +16,6 @@ from test_guard import ARM, CALM, DOWN, FREE, HERE, INF, arm, exact, rest, turn_
 
 from embodied.deploy.guard import Level, Verdict, clear, guard, start
 from embodied.deploy.limits import AXES, Limits
-from embodied.spec.errors import BadInput
 
 STILL = (0.0,) * 6
 
@@ -111,21 +110,18 @@ def any_limits(draw):
     """Limits where any of velocity, acceleration and jerk binds: a stop takes 1 to 32 ticks."""
     dt = draw(st.sampled_from([0.01, 0.02, 0.04, 0.1]))
     rates = []
-    for least in (2.0**-25 / 5e-4, 2.0**-23 / 5e-4):
-        jerk = least / dt**3 * draw(st.floats(1.01, 1e4))
-        acceleration = jerk * dt * draw(st.floats(0.05, 5.0))
-        velocity = acceleration * dt * draw(st.floats(0.2, 12.0))
+    for least in (1.01 * 2.0**-25 / 5e-4, 1.01 * 2.0**-23 / 5e-4):  # what float32 needs of a tick
+        jerk = least / dt**3 * draw(st.floats(1.0, 1e4))
+        acceleration = max(jerk * dt * draw(st.floats(0.05, 5.0)), least / dt**2)
+        velocity = max(acceleration * dt * draw(st.floats(0.2, 12.0)), least / dt)
         rates.append((min(velocity, 0.5 / dt), acceleration, jerk))
     size = draw(st.sampled_from([1e-3, 0.1, 0.9]))
-    try:
-        rows = [(move,) * 3 + (turn,) * 3 for move, turn in zip(*rates, strict=True)]
-        lower, upper = (-size, 0.1 - size, 0.0), (size, 0.1, 0.7 * size)
-        return Limits(dt, (*lower, -INF, -INF, -INF), (*upper, *FREE), *rows, 40.0, 8.0, ARM["joints"])
-    except BadInput:
-        return arm(dt=0.02)
+    rows = [(move,) * 3 + (turn,) * 3 for move, turn in zip(*rates, strict=True)]
+    lower, upper = (-size, 0.1 - size, 0.0), (size, 0.1, 0.7 * size)
+    return Limits(dt, (*lower, -INF, -INF, -INF), (*upper, *FREE), *rows, 40.0, 8.0, ARM["joints"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=80, deadline=None)
 @given(any_limits(), st.lists(st.sampled_from(KINDS), min_size=5, max_size=60), st.integers(0, 2**32))
 def test_no_sequence_breaks_a_limit(limits, kinds, seed):
     rng = np.random.default_rng(seed)
@@ -261,7 +257,7 @@ def test_a_path_that_keeps_the_limits_is_followed_exactly(pace):
 def best_time(limits, axis, distance):
     """The ticks that linear programming needs from rest to rest over a distance."""
     dt, v, a, j = limits.dt, limits.velocity[axis], limits.acceleration[axis], limits.jerk[axis]
-    for n in itertools.count(2):
+    for n in itertools.count(2 + int(distance / (v * dt))):  # with fewer the velocity would be too high
         sums = np.tril(np.ones((n, n)))
         changes = (sums * dt, sums @ sums * dt**2, sums @ sums @ sums * dt**3)  # of acceleration, velocity, position, by jerk
         rows = np.vstack([changes[0], -changes[0], changes[1], -changes[1]])
@@ -273,8 +269,7 @@ def best_time(limits, axis, distance):
 
 
 @pytest.mark.parametrize("pace", PACES)
-@pytest.mark.parametrize("axis", range(6))
-@pytest.mark.parametrize("side", [1.0, -1.0])
+@pytest.mark.parametrize(("axis", "side"), [(0, 1.0), (1, -1.0), (2, -1.0), (3, 1.0), (4, 1.0), (5, -1.0)])
 def test_a_far_target_is_approached_at_full_speed_without_passing_it(pace, axis, side):
     limits = arm(**PACES[pace])
     at = start(limits, (0.5, 0.0, 0.25), DOWN)

@@ -17,7 +17,7 @@ from embodied.spec.errors import BadInput
 
 def fewest_ticks(most, swing, v, a, dt):
     """In how many ticks linear programming can end velocity and acceleration: |a| <= most, changing by at most swing."""
-    for n in itertools.count(1):
+    for n in itertools.count(max(1, int(abs(v) / (most * dt)))):  # with fewer the acceleration would be too high
         sums = np.tril(np.ones((n, n)))  # the accelerations, of their changes
         bounds = np.concatenate([np.full(n, most - a), np.full(n, most + a)])
         ends = linprog(
