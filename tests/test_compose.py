@@ -238,6 +238,8 @@ def test_a_job_of_a_sweep_has_its_number_in_the_folder(fake):
 
 def test_an_existing_folder_is_not_used_again(fake):
     (fake / "runs" / "a").mkdir(parents=True)
+    assert refused(TASK, "out=runs/a").strip().endswith("out=runs/a exists: choose another")
+    (fake / "runs" / "a" / "config.yaml").touch()  # a run, which can be continued
     assert "out=runs/a exists: choose another, or continue it with resume=runs/a" in refused(TASK, "out=runs/a")
 
 

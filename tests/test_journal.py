@@ -341,6 +341,20 @@ def test_random_damage_loses_nothing_before_it(rng):
         check(Path(folder) / "j", bytes(damaged), kept, len(ends) - min(hurt) - len(hurt) if hurt else 0)
 
 
+def test_a_record_within_a_record_is_not_counted(tmp_path):
+    inner = frame(msgpack.packb(["event", 0, {}]))
+    write(tmp_path / "whole", ("event", 0, {"text": "hurt"}), ("event", 1, {"data": inner + inner}), ("event", 2, {}))
+    content = (tmp_path / "whole").read_bytes()
+    [start, *_] = [end for _, end in by_hand(content)]
+    check(tmp_path / "j", content.replace(b"hurt", b"HURT"), start, 2)
+
+
+def test_a_length_beyond_the_largest_is_damage(tmp_path):
+    write(tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
+    check(tmp_path / "j", content + frame(msgpack.packb(["event", 0, {"data": bytes(frames.LARGEST)}])), len(content), 0)
+
+
 def test_torn_files_are_numbered(tmp_path):
     path = tmp_path / "j"
     write(path)

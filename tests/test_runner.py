@@ -32,7 +32,17 @@ def policy(tmp_path_factory):
 
 
 def deploy_run(policy: Path, address: str, out: Path, *words: str, cwd: Path | None = None) -> subprocess.Popen:
-    command = [sys.executable, "-m", "embodied.cli", "deploy", "run", f"policy={policy}", f"robot={address}", f"out={out}", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "embodied.cli",
+        "deploy",
+        "run",
+        f"policy={policy}",
+        f"robot={address}",
+        f"out={out}",
+        *words,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 

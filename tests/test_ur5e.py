@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scripted import cell, env_from
 from worlds import make_engine
 
+from embodied.deploy.limits import Limits
 from embodied.sim.robots.arm import REFERENCE_QUAT, build_arm
 from embodied.sim.robots.kinematics import forward, inverse
 from embodied.sim.robots.ur5e import Ur5eOptions, ur5e
@@ -122,7 +123,12 @@ def test_limits_are_the_data_sheets(model: mujoco.MjModel) -> None:
         assert model.jnt_actfrcrange[model.joint(joint.name).id] == pytest.approx((-joint.effort, joint.effort))
     # the flange's force sensor: 50 N, 10 N m; nothing the impedance can do exceeds it
     assert ARM.spec.motion.wrench == (50.0, 10.0)
-    assert max(ARM.spec.impedance.limit) <= 50.0 and ARM.spec.impedance.limit[1] <= 10.0
+    assert ARM.spec.impedance.limit[0] <= 50.0 and ARM.spec.impedance.limit[1] <= 10.0
+    # and the guard can hold them, and lets through what the task commands: from full speed one way to the other, in one step
+    limits, action = Limits.of(ARM.spec), cell("bayonet", "ur5e").spec.action
+    assert limits.velocity[0] > action.translation / limits.dt and limits.velocity[3] > action.rotation / limits.dt
+    assert limits.acceleration[0] > 2 * action.translation / limits.dt**2
+    assert limits.acceleration[3] > 2 * action.rotation / limits.dt**2
 
 
 def test_rest_pose_points_down_in_front_of_the_base() -> None:

@@ -26,15 +26,16 @@ class Brain:
 
     Args:
         policy: an exported ONNX file.
+        priority: real-time priority to ask for; 0: none.
         start_s: how long it may take to be ready.
 
     Raises:
         Fault: the child does not become ready.
     """
 
-    def __init__(self, policy: Path, start_s: float = 30.0) -> None:
+    def __init__(self, policy: Path, priority: int = 0, start_s: float = 30.0) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "embodied.deploy.brain", str(policy), str(theirs.fileno())]
+        command = [sys.executable, "-m", "embodied.deploy.brain", str(policy), str(theirs.fileno()), str(priority)]
         self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self.pid = self._child.pid
@@ -87,11 +88,14 @@ class Brain:
 def main(argv: list[str]) -> int:
     """The child: answers observations until the other end is closed."""
     from embodied.deploy.artifact import PolicyArtifact
+    from embodied.deploy.pace import realtime
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the runner ends this process in its time
     policy = PolicyArtifact.load(Path(argv[0]))
     with socket.socket(fileno=int(argv[1])) as theirs:
         policy.act(np.zeros((1, policy.spec.obs_size), np.float32))  # the first inference allocates
+        if int(argv[2]):
+            realtime(int(argv[2]))
         theirs.send(READY)
         while data := theirs.recv(65536):
             began = time.perf_counter_ns()

@@ -115,8 +115,8 @@ def _plain(value: Any) -> Any:
     """What msgpack does not know: numpy arrays and scalars."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        if type(value) is numpy.ndarray and value.dtype.kind in ARRAY_KINDS:
-            return msgpack.ExtType(ARRAY, _array_head(value.dtype, value.shape) + value.tobytes())
+        if type(value) is numpy.ndarray and (head := _array_head(value.dtype, value.shape)):
+            return msgpack.ExtType(ARRAY, head + value.tobytes())
         if isinstance(value, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
             return value.item()
     if isinstance(value, int):
@@ -127,7 +127,8 @@ def _plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    return f"{dtype.str} {','.join(map(str, shape))}\n".encode()
+    """What stands before an array's bytes; empty for dtypes that are not numbers."""
+    return f"{dtype.str} {','.join(map(str, shape))}\n".encode() if dtype.kind in ARRAY_KINDS else b""
 
 
 def _array(code: int, content: bytes) -> np.ndarray[Any, Any]:

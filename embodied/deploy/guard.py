@@ -8,7 +8,7 @@ Why no limit is ever broken. Call an axis of position, and the three of rotation
 workspace that is to stay: safe. From a safe state the guard sends either a pose whose whole manoeuvre it has just computed and
 found good: the next state is safe; or the first pose of the present manoeuvre, whose remainder is the next state's manoeuvre to
 the last bit, as both come from the same numbers by the same operations: safe again. So, by induction, all that is sent was
-checked against the true limits. The margin inside (`KEEP`) decides how well the tool moves, never whether it is safe.
+checked against the true limits. The margin inside (`MARGIN`) decides how well the tool moves, never whether it is safe.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from operator import mul
+from operator import sub as minus
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from embodied.deploy.limits import AXES, FREE, TICKS, Axis, Limits, Vector, brak
 from embodied.spec.errors import BadInput
 
 UNITS = ("m", "m", "m", "rad", "rad", "rad")
-HALVINGS = 12
+HALVINGS = 6
 UNIT = 1e-3  # the length of a wanted quaternion is not farther from 1;
 ROUNDED_UNIT = 2.0**-23  # not farther than this: it is unit but for float32, and sent as it is
 
@@ -50,12 +52,16 @@ class Command:
 
 @dataclass(frozen=True)
 class State:
-    """The command sent last; velocity and acceleration [6] of the commands; why it is latched, or ''."""
+    """The command sent last; velocity and acceleration [6] of the commands; why it is latched, or ''; which axes are behind:
+    were not sent as wanted; and for how many ticks in a row the measured wrench has been beyond its limits.
+    """
 
     command: Command
     velocity: Vector
     acceleration: Vector
     latch: str = ""
+    behind: tuple[bool, ...] = (False,) * 6
+    pressed: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,10 @@ def start(limits: Limits, pos: ArrayLike, quat: ArrayLike) -> State:
         BadInput: not a finite pose with a unit quaternion inside the workspace.
     """
     place, turn, problems = _pose((pos, quat))
-    problems += tuple(filter(None, (_beyond(limits, i, x) for i, x in enumerate(place))))
+    problems = problems or tuple(filter(None, (_beyond(limits, i, x) for i, x in enumerate(place))))
     if problems:
         raise BadInput(f"the guard cannot start there: {'; '.join(problems)}: bring the tool into the workspace")
-    inside = tuple(to32(min(max(x, axis.lower), axis.upper)) for x, axis in zip(place, limits.axes, strict=False))
+    inside = tuple(to32(min(max(x, limits.axes[i].lower), limits.axes[i].upper)) for i, x in enumerate(place))
     return State(Command(inside, tuple(map(to32, turn))), (0.0,) * 6, (0.0,) * 6)
 
 
@@ -97,10 +103,14 @@ def guard(
         readings: measured `joint_pos` [J] rad and `joint_vel` [J] rad/s in the order of the limits, `force` [3] N, `torque`
             [3] N m; others are ignored.
 
-    Of q and -q, the same orientation, the one nearer to the last command is sent. An axis that cannot be where it is wanted
-    moves as near as it can stop, and the others as wanted. Raises nothing, whatever values are wanted and measured.
+    An axis that cannot be where it is wanted approaches it so that it can stop there, and passes again once it has caught up;
+    the others are sent as wanted. Of q and -q, the same orientation, the one nearer to the last command is sent. Raises
+    nothing, whatever values are wanted and measured.
     """
-    faults, gaps = _measured(limits, readings)
+    faults, gaps, pressing = _measured(limits, readings)
+    state = replace(state, pressed=state.pressed + 1 if pressing else 0)
+    if state.pressed >= limits.press:
+        faults += pressing
     latch = state.latch or "; ".join(faults)
     if latch:
         return _slowed(limits, replace(state, latch=latch)), Verdict(Level.LATCH, (latch,))
@@ -108,37 +118,39 @@ def guard(
     if gaps or problems:
         return _slowed(limits, state), Verdict(Level.HOLD, gaps + problems)
     moves = [_axis(limits, i, state, state.command.pos[i], pos[i]) for i in range(3)]
-    turn, reasons = _rotation(limits, state, quat)
-    reasons = tuple(why for _, why in moves if why) + reasons
-    sent = _sent(limits, state, Command(tuple(to for to, _ in moves), turn))
-    return sent, Verdict(Level.CLAMP if reasons else Level.PASS, reasons)
+    turn, whys = _rotation(limits, state, quat)
+    whys = tuple(why for _, why in moves) + whys
+    sent = _sent(limits, state, Command(tuple(to for to, _ in moves), turn), tuple(map(bool, whys)))
+    return sent, Verdict(Level.CLAMP if any(whys) else Level.PASS, tuple(filter(None, whys)))
 
 
-def _sent(limits: Limits, state: State, command: Command) -> State:
+def _sent(limits: Limits, state: State, command: Command, behind: tuple[bool, ...]) -> State:
     """The state after `command` was sent."""
-    moved = [new - old for new, old in zip(command.pos, state.command.pos, strict=True)]
-    moved += _increment(command.quat, state.command.quat)
+    moved = [*map(minus, command.pos, state.command.pos), *_increment(command.quat, state.command.quat)]
     velocity = tuple([move / limits.dt for move in moved])
-    acceleration = tuple([(new - old) / limits.dt for new, old in zip(velocity, state.velocity, strict=True)])
-    return State(command, velocity, acceleration, state.latch)
+    acceleration = tuple([change / limits.dt for change in map(minus, velocity, state.velocity)])
+    return State(command, velocity, acceleration, state.latch, behind, state.pressed)
 
 
 def _slowed(limits: Limits, state: State) -> State:
     """The next state of the braking manoeuvre."""
-    dt, old = limits.dt, state.command
-    rate = [brake(*row, dt) for row in zip(limits.inner, state.velocity, state.acceleration, strict=True)]
-    pos = tuple(to32(x + dt * v) for x, v in zip(old.pos, rate, strict=False))
-    return _sent(limits, state, Command(pos, _turned(old.quat, [dt * w for w in rate[3:]])))
+    old = state.command
+    move = [limits.dt * brake(limits.inner[i], state.velocity[i], state.acceleration[i], limits.dt) for i in range(6)]
+    pos = tuple([to32(old.pos[i] + move[i]) for i in range(3)])
+    return _sent(limits, state, Command(pos, _turned(old.quat, move[3:])), (True,) * 6)
 
 
 def _axis(limits: Limits, i: int, state: State, x: float, wanted: float) -> tuple[float, str]:
-    """Where axis i, now at `x`, is sent: to `wanted` if it may, else as near as it can stop; and why not, or ''."""
-    axis, inner, v, a = limits.axes[i], limits.inner[i], state.velocity[i], state.acceleration[i]
+    """Where axis i, now at `x`, is sent: to `wanted` if it may, else on the way to a stop there; and why not, or ''.
+
+    An axis that is behind stops at what is wanted before it passes again: it might cross it at speed, for ever to and fro.
+    """
+    axis, inner, v, a = limits.alone[i], limits.inner[i], state.velocity[i], state.acceleration[i]
     goal = to32(min(max(wanted, axis.lower), axis.upper))
-    stops = not math.isnan(stop(axis, inner, x, v, a, goal, limits.dt))
-    if stops and not _beyond(limits, i, wanted):
+    end = stop(axis, inner, x, v, a, goal, limits.dt)
+    if (end == goal or not (state.behind[i] or math.isnan(end))) and not _beyond(limits, i, wanted):
         return goal, ""
-    to = goal if stops else _aim(axis, inner, x, v, a, goal, limits.dt)
+    to = goal if end == goal else _aim(axis, inner, x, v, a, goal, limits.dt)
     return to, _why(limits, i, x, v, a, wanted)
 
 
@@ -149,7 +161,7 @@ def _aim(axis: Axis, inner: Axis, x: float, v: float, a: float, goal: float, dt:
     (Towards the goal as far as one tick allows: that would swing about it for ever where acceleration is small.)
     """
     good = brake(inner, v, a, dt)
-    side = 1.0 if goal > stop(FREE, inner, x, v, a, to32(x + dt * good), dt) else -1.0
+    side = math.copysign(1.0, goal - stop(FREE, inner, x, v, a, to32(x + dt * good), dt))
     farthest = min(side * v + dt * min(side * a + inner.swing, inner.acceleration), inner.velocity)
     trial = bad = side * max(farthest, side * good)
     for _ in range(HALVINGS):
@@ -165,8 +177,8 @@ def _aim(axis: Axis, inner: Axis, x: float, v: float, a: float, goal: float, dt:
 
 def _beyond(limits: Limits, i: int, x: float) -> str:
     """Which bound of axis i `x` is beyond, or ''."""
-    lower, upper = limits.lower[i], limits.upper[i]
-    return "" if lower <= x <= upper else f"{AXES[i]}: position {x:.6g} {UNITS[i]}, limit {lower if x < lower else upper:g}"
+    limit = min(max(x, limits.lower[i]), limits.upper[i])
+    return "" if x == limit else f"{AXES[i]}: position {x:.6g} {UNITS[i]}, limit {limit:g}"
 
 
 def _why(limits: Limits, i: int, x: float, v: float, a: float, wanted: float) -> str:
@@ -183,35 +195,37 @@ def _why(limits: Limits, i: int, x: float, v: float, a: float, wanted: float) ->
 
 
 def _rotation(limits: Limits, state: State, wanted: Vector) -> tuple[Vector, tuple[str, ...]]:
-    """The quaternion to send, and why it is not `wanted`."""
+    """The quaternion to send, and for each axis why it is not sent as wanted, or ''."""
     old = state.command.quat
-    if sum(p * q for p, q in zip(wanted, old, strict=True)) < 0.0:
+    if sum(map(mul, wanted, old)) < 0.0:
         wanted = tuple(-q for q in wanted)
-    rounded = tuple(map(to32, wanted))
-    if _turn_stops(limits, state, rounded):
-        return rounded, ()
+    rounded, behind = tuple(map(to32, wanted)), any(state.behind[3:])
+    if not behind and _turn_stops(limits, state, rounded):
+        return rounded, ("", "", "")
     moves = [_axis(limits, 3 + i, state, 0.0, r) for i, r in enumerate(_increment(wanted, old))]
-    turn = _turned(old, [to for to, _ in moves])
-    if not _turn_stops(limits, state, turn):
-        turn = _slowed(limits, state).command.quat
-    return turn, tuple(why for _, why in moves if why) or ("tcp rx, ry, rz: no stop inside the limits when rounded to float32",)
+    whys = tuple(why for _, why in moves)
+    turn = rounded if behind and not any(whys) else _turned(old, [to for to, _ in moves])
+    if _turn_stops(limits, state, turn):
+        return turn, whys
+    # each axis alone could stop with half a margin left; rounded together, they cannot
+    turn = _slowed(limits, state).command.quat
+    return turn, tuple(why or f"{AXES[3 + i]}: no room to stop as rounded to float32" for i, why in enumerate(whys))
 
 
 def _turn_stops(limits: Limits, state: State, to: Vector) -> bool:
-    """Whether `to` may be sent: braking from then on, the axes of rotation together, ends at rest without breaking a limit."""
-    dt, inner, quat = limits.dt, limits.inner[3:], state.command.quat
+    """Whether `to` may be sent: braking from then on, the axes of rotation together, ends in time and breaks no limit."""
+    dt, axes, inner, quat = limits.dt, limits.axes[3:], limits.inner[3:], state.command.quat
     velocity, acceleration = state.velocity[3:], state.acceleration[3:]
-    bounds = [(v, axis.acceleration, axis.swing) for v, axis in zip(limits.velocity[3:], limits.axes[3:], strict=True)]
     for _ in range(TICKS):
         new = tuple([r / dt for r in _increment(to, quat)])
-        change = tuple([(w1 - w) / dt for w1, w in zip(new, velocity, strict=True)])
-        for (most_w, most_a, swing), w1, a1, a in zip(bounds, new, change, acceleration, strict=True):
-            if abs(w1) > most_w or abs(a1) > most_a or abs(a1 - a) > swing:
+        change = tuple([difference / dt for difference in map(minus, new, velocity)])
+        for i, (_, _, most_w, most_a, swing) in enumerate(axes):
+            if abs(new[i]) > most_w or abs(change[i]) > most_a or abs(change[i] - acceleration[i]) > swing:
                 return False
-        if not any(new) and not any(change):
+        if not any(new) and all(abs(change[i]) <= inner[i].swing for i in range(3)):  # as in `stop`
             return True
         quat, velocity, acceleration = to, new, change
-        to = _turned(quat, [dt * brake(*row, dt) for row in zip(inner, velocity, acceleration, strict=True)])
+        to = _turned(quat, [dt * brake(inner[i], new[i], change[i], dt) for i in range(3)])
     return False
 
 
@@ -248,25 +262,28 @@ def _product(p: Vector, q: Vector) -> Vector:
     )
 
 
-def _measured(limits: Limits, readings: Mapping[str, ArrayLike]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was measured beyond its limits; and what is missing or not finite."""
+def _measured(limits: Limits, readings: Mapping[str, ArrayLike]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Which joints were measured beyond their limits; what is missing or not finite; how the wrench is beyond its limits."""
     values: dict[str, Vector] = {}
     faults: list[str] = []
     gaps: tuple[str, ...] = ()
+    pressing: tuple[str, ...] = ()
     for field, names in limits.fields:
         values[field], problems = _numbers(field, names, readings[field]) if field in readings else ((), (f"{field}: missing",))
         gaps += problems
-    for (name, lower, upper, _), q in zip(limits.joints, values["joint_pos"], strict=False):
+    for i, q in enumerate(values["joint_pos"]):
+        name, lower, upper, _ = limits.joints[i]
         if q < lower or q > upper:
-            faults.append(f"{name}: position {q:.6g} rad, limit {lower if q < lower else upper:g}")
-    for (name, _, _, limit), v in zip(limits.joints, values["joint_vel"], strict=False):
+            faults.append(f"{name}: position {q:.6g} rad, limit {min(max(q, lower), upper):g}")
+    for i, v in enumerate(values["joint_vel"]):
+        name, _, _, limit = limits.joints[i]
         if abs(v) > limit:
             faults.append(f"{name}: velocity {v:.6g} rad/s, limit {limit:g}")
     for field, limit, unit in (("force", limits.force, "N"), ("torque", limits.torque, "N m")):
         size = math.hypot(*values[field])
         if size > limit:
-            faults.append(f"{field}: {size:.6g} {unit}, limit {limit:g}")
-    return tuple(faults), gaps
+            pressing += (f"{field}: {size:.6g} {unit}, limit {limit:g}",)
+    return tuple(faults), gaps, pressing
 
 
 def _pose(wanted: Any) -> tuple[Vector, Vector, tuple[str, ...]]:
@@ -293,10 +310,10 @@ def _numbers(field: str, names: tuple[str, ...], value: Any) -> tuple[Vector, tu
         array = np.asarray(value)
     except Exception as error:  # as above
         return (), (f"{field}: {type(error).__name__}, expected {len(names)} numbers",)
-    if array.shape != (len(names),) or array.dtype.kind not in "fiu":
+    if array.shape != (len(names),) or array.dtype.kind not in ("f", "i", "u"):
         return (), (f"{field}: shape {array.shape} of {array.dtype}, expected {len(names)} numbers",)
     values = tuple(map(float, array.tolist()))
     if all(map(math.isfinite, values)):
         return values, ()
-    bad = tuple(f"{field}: {name} is {v}" for name, v in zip(names, values, strict=True) if not math.isfinite(v))
+    bad = tuple(f"{field}: {names[i]} is {v}" for i, v in enumerate(values) if not math.isfinite(v))
     return tuple(v if math.isfinite(v) else math.nan for v in values), bad

@@ -133,7 +133,7 @@ class Recorder:
     def _commit(self, timeout_s: float) -> None:
         if self._synced < self._accepted:
             self._pending += SYNC
-        self._wait(timeout_s, lambda: self._synced == self._accepted, "has not synced")
+        self._wait(timeout_s, lambda: self._synced >= self._accepted, "has not synced")
 
     def _wait(self, timeout_s: float, done: Callable[[], bool], what: str) -> None:
         """Send and receive until `done`."""

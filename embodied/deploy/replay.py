@@ -41,7 +41,7 @@ def replay(journal: Path, out: Path, episode: int | None = None) -> None:
 
     Raises:
         BadInput: no such journal, episode or folder.
-        Fault: the journal is damaged, or a record is not as the runner writes it.
+        Fault: the journal is damaged, a record is not as the runner writes it, or `out` cannot be written.
     """
     import rerun
 
@@ -62,9 +62,11 @@ def replay(journal: Path, out: Path, episode: int | None = None) -> None:
     try:
         stream.save(str(partial))
         shown.send(stream)
-        stream.flush(timeout_sec=60)
+        stream.flush(timeout_sec=60.0)  # raises what `disconnect` only prints: a full disk
         stream.disconnect()
         partial.replace(out)
+    except RuntimeError as error:
+        raise Fault(f"{out} cannot be written: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 

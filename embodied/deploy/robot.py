@@ -1,67 +1,31 @@
 """The robot's own side of the bridge: whoever commands it, it stops by itself, and it obeys one master at a time.
 
-A `Body` is the robot proper, simulated or behind a vendor's driver. `Server` gives it the wire, a lease, a watchdog, limits of
-its own and a latched emergency stop. Nothing here trusts the runner on the other side.
+`Server` gives a `Body` (embodied.deploy.body) the wire, a lease, a watchdog, limits of its own and a latched emergency stop.
+Nothing here trusts the runner on the other side.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from embodied.deploy import wire
+from embodied.deploy.body import Body, joint_outside, jumps, refusal
 from embodied.deploy.journal import Writer
 from embodied.deploy.wire import Kind, Malformed, Packet, Reason, Status
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.robot import RobotSpec
-from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec
 
 LEASE_S = 2.0  # a holder that has been silent for so long may be replaced
-SLACK = 1.05  # of the velocity limit: two clocks tick here
 OPERATOR_VERBS = ("hello", "estop", "clear", "status")  # need no lease
-
-
-class Body(Protocol):
-    """A robot proper. Arrays are float, one-dimensional; poses in the base frame, quaternions wxyz."""
-
-    spec: RobotSpec
-    layout: Mapping[str, int]
-    """Readings that it gives, by name, with their sizes: `target_pos`, `target_quat` (what it keeps) among them."""
-    dt: float
-    """Seconds between calls of `step`."""
-
-    def read(self) -> dict[str, Any]:
-        """Present readings."""
-        ...
-
-    def follow(self, pos: Any, quat: Any) -> None:
-        """Take a new target pose."""
-        ...
-
-    def hold(self) -> None:
-        """Keep the present target."""
-        ...
-
-    def step(self) -> str:
-        """Advance by `dt`; returns what broke, empty if nothing did."""
-        ...
-
-    def scene(self, seed: int) -> None:
-        """Prepare an episode's start; BadInput where a person has to do that."""
-        ...
-
-    def truth(self) -> dict[str, Any]:
-        """What an instrument outside the robot would say of the episode; empty if there is none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +79,7 @@ class Server:
                 "have it, choose another port="
             ) from error
         self.description = {
-            "robot": _plain(body.spec),
+            "robot": json.loads(json.dumps(asdict(body.spec))),
             "readings": dict(body.layout),
             "commands": {"target_pos": 3, "target_quat": 4},
             "watchdog_s": options.watchdog_s,
@@ -133,6 +97,7 @@ class Server:
         self._followed_at = -float("inf")
         self._target: tuple[Any, Any] | None = None
         self._steps_pressed = 0
+        self._empty = time.monotonic()  # when the socket's buffer was last seen empty
         self._running = True
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -183,13 +148,14 @@ class Server:
         if self.status != Status.FOLLOWING:
             return
         readings = self.body.read()
-        motion, force, torque = self.body.spec.motion, np.linalg.norm(readings["force"]), np.linalg.norm(readings["torque"])
+        motion = self.body.spec.motion
+        force, torque = (float(np.linalg.norm(readings[name])) for name in ("force", "torque"))
         self._steps_pressed = self._steps_pressed + 1 if force > motion.wrench[0] or torque > motion.wrench[1] else 0
         if self._steps_pressed * self.body.dt * self.options.publish_every > motion.press_s:
             self._stop(Reason.CONTACT, f"{force:.0f} N, {torque:.1f} N m for {motion.press_s:g} s, limits {motion.wrench}")
-        for joint, at in zip(self.body.spec.joints, readings["joint_pos"], strict=True):
-            if not joint.lower <= at <= joint.upper:
-                self._stop(Reason.JOINT, f"{joint.name} at {at:.3f} rad, limits {joint.lower} to {joint.upper}")
+        outside = joint_outside(self.body.spec, readings["joint_pos"])
+        if outside:
+            self._stop(Reason.JOINT, outside)
 
     def _publish(self) -> None:
         readings = self.body.read()
@@ -208,9 +174,11 @@ class Server:
 
     def _receive(self) -> None:
         while True:
+            since = self._empty
             try:
                 data, address = self.socket.recvfrom(65536)
             except BlockingIOError:
+                self._empty = time.monotonic()
                 return
             except ConnectionError:  # the port of a holder that died answers so
                 continue
@@ -219,13 +187,14 @@ class Server:
                 if packet.kind == Kind.REQUEST:
                     self._answer(packet, address)
                 elif packet.kind == Kind.COMMAND:
-                    self._command(packet)
+                    self._command(packet, since)
                 else:
                     raise Malformed("kind")
             except Malformed as error:
                 self.refused[str(error)] += 1
 
-    def _command(self, packet: Packet) -> None:
+    def _command(self, packet: Packet, since: float) -> None:
+        """Follow a command, or say why not. It may have waited in the buffer from `since` on, while we stood still."""
         lease = self._lease
         if packet.spec != self.hash:
             raise Malformed("spec")
@@ -236,15 +205,21 @@ class Server:
         if packet.epoch < lease.epoch or packet.epoch <= lease.burnt:
             raise Malformed("epoch")
         now = time.monotonic()
-        life = min(packet.ttl_us / 1e6, self.options.watchdog_s) - packet.age_us / 1e6
+        waited = 0.0 if self.options.lockstep else now - since
+        life = min(packet.ttl_us / 1e6, self.options.watchdog_s) - packet.age_us / 1e6 - waited
         if life <= 0:
             raise Malformed("expired")
         if self.status == Status.ESTOP:
             raise Malformed("estop")
-        target = wire.unpack_arrays(packet.payload, self.description["commands"])  # type: ignore[arg-type]
-        lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
+        target = wire.unpack_arrays(packet.payload, self.description["commands"])
         pos, quat = target["target_pos"].astype(float), target["target_quat"].astype(float)
-        reason, detail = self._check(pos, quat, now)
+        kept = self.body.read() if self._target is None else None
+        before = self._target if kept is None else (kept["target_pos"], kept["target_quat"])
+        if self.status == Status.STOPPED and jumps(self.body.spec, pos, quat, before):
+            raise Malformed("jump")  # its sender has not seen yet where this robot has stopped
+        lease.heard, lease.epoch, lease.sequence = now, packet.epoch, packet.sequence
+        elapsed = min(max(now - self._followed_at, self.body.spec.control_dt), self.options.watchdog_s)
+        reason, detail = refusal(self.body.spec, pos, quat, before, elapsed)
         self._note(
             "command", session=lease.session, epoch=packet.epoch, sequence=packet.sequence, pos=pos, quat=quat, refused=detail
         )
@@ -261,23 +236,6 @@ class Server:
             self._check_measured()
             self._publish()
 
-    def _check(self, pos: Any, quat: Any, now: float) -> tuple[Reason, str]:
-        """The robot's own limits, of a command: finite, inside the workspace, no faster than allowed."""
-        spec = self.body.spec
-        if not (np.isfinite(pos).all() and np.isfinite(quat).all() and abs(np.linalg.norm(quat) - 1.0) < 1e-3):
-            return Reason.NOT_FINITE, f"target {pos}, {quat}"
-        for name, at, (low, high) in zip("xyz", pos, spec.workspace, strict=True):
-            if not low - 1e-6 <= at <= high + 1e-6:
-                return Reason.LIMIT, f"{name} {at:.4f} m, workspace {low} to {high}"
-        readings = self.body.read()
-        at, turned = self._target or (readings["target_pos"], readings["target_quat"])
-        elapsed = min(max(now - self._followed_at, spec.control_dt), self.options.watchdog_s)
-        step = np.abs(pos - at).max() / elapsed
-        twist = np.abs(quat_to_rotvec(quat_multiply(quat, quat_conjugate(np.asarray(turned, float))))).max() / elapsed
-        if step > SLACK * spec.motion.velocity[0] or twist > SLACK * spec.motion.velocity[1]:
-            return Reason.LIMIT, f"{step:.3f} m/s and {twist:.3f} rad/s, limits {spec.motion.velocity}"
-        return Reason.NONE, ""
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _answer(self, packet: Packet, address: Any) -> None:
@@ -287,7 +245,9 @@ class Server:
             raise Malformed("id")
         lease = self._lease
         mine = lease is not None and request.get("session") == lease.session
-        if mine and lease is not None:
+        # `acquire` knows no session yet: repeated by a network or by its sender, it must not begin another
+        again = lease is not None and verb == "acquire" and address == lease.address and number in lease.reply
+        if lease is not None and (mine or again):
             lease.heard = time.monotonic()
             if number in lease.reply:  # our answer was lost: the same again, without doing it again
                 self._reply(lease.reply[number], address)
@@ -361,6 +321,8 @@ class Server:
         """The holder ends its motion on purpose: no watchdog, no reproach."""
         self.body.hold()
         self._deadline = float("inf")
+        if self._lease is not None:  # a command that is still on its way comes too late
+            self._lease.burnt = max(self._lease.burnt, int(request.get("epoch", self._lease.epoch)))
         if self.status == Status.FOLLOWING:
             self._set(Status.HOLDING, Reason.NONE, "rest")
         return {"truth": self.body.truth()}
@@ -404,10 +366,3 @@ class Server:
             self.socket.sendto(wire.pack(kind, payload, self.hash, key=self.options.key, **header), address)
         except (BlockingIOError, ConnectionError):  # the other side's buffer is full, or it is gone: it will miss this one
             self.refused["not sent"] += 1
-
-
-def _plain(spec: RobotSpec) -> dict[str, Any]:
-    import json
-    from dataclasses import asdict
-
-    return json.loads(json.dumps(asdict(spec)))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from embodied.deploy.artifact import PolicyArtifact
 from embodied.deploy.guard import Level
 from embodied.deploy.link import Link, Readings
 from embodied.deploy.pace import Pace, Timing
+from embodied.deploy.record import Brain, Episode, Journal
 from embodied.deploy.states import Machine, Mode
 from embodied.deploy.wire import Reason, Status
 from embodied.spec.errors import Fault
@@ -30,48 +31,7 @@ ALIGN_S = 2.0
 REST_S = 2.0
 ANSWER_SHARE = 0.5  # of a tick that the policy may take
 COMMIT_S = 5.0
-
-
-class Brain(Protocol):
-    """What answers observations; see `embodied.deploy.brain.Brain`."""
-
-    late: int
-
-    def ask(self, obs: Any) -> None:
-        """Send an observation [1, D]."""
-        ...
-
-    def answer(self, deadline: float) -> tuple[Any, int] | None:
-        """The action and the microseconds it took, None if it is not there by `deadline`."""
-        ...
-
-
-class Journal(Protocol):
-    """What records; see `embodied.deploy.recorder.Recorder`."""
-
-    def write(self, kind: str, time_ns: int, data: dict[str, Any]) -> None:
-        """Record, without waiting; Fault if that is no longer possible."""
-        ...
-
-    def commit(self, timeout_s: float) -> None:
-        """Wait until all of it is on disk."""
-        ...
-
-
-@dataclass(frozen=True)
-class Episode:
-    """What came of one: outcome is `success`, `timeout`, `stopped` or `fault`; `truth` is the simulator's own account."""
-
-    number: int
-    seed: int
-    outcome: str
-    success: bool
-    truncated: bool
-    steps: int
-    holds: dict[str, int]
-    clamped: int
-    reason: str = ""
-    truth: dict[str, Any] = field(default_factory=dict)
+UNHEARD = "the robot has stopped by itself: no command reached it in time"
 
 
 class Stopped(Exception):
@@ -169,7 +129,7 @@ class Runner:
     def _finish(self, number: int, seed: int, outcome: str, reason: str) -> Episode:
         truth: dict[str, Any] = {}
         if outcome != "fault":
-            truth = self.link.request("rest")["truth"]
+            truth = self.link.request("rest", epoch=self.machine.epoch)["truth"]
         episode = Episode(
             number,
             seed,
@@ -209,6 +169,11 @@ class Runner:
         """One tick of AUTO or HOLD; the outcome if the episode has ended."""
         began = time.monotonic_ns()
         readings, trouble = self._look(began)
+        if trouble == UNHEARD:  # what it keeps is the truth
+            kept = guard.start(self.limits, readings["target_pos"][0], readings["target_quat"][0])
+            self._guard = replace(kept, pressed=self._guard.pressed)
+            if self.machine.mode == Mode.HOLD:
+                self.machine.renew()
         age_us = self.link.latest.age_us(began) if self.link.latest else 0
         if not trouble:
             self._held = self._held + 1 if bool(succeeded(self.spec.success, readings)[0]) else 0
@@ -241,9 +206,6 @@ class Runner:
         self._steps += 1
         self._clamped += verdict.level == Level.CLAMP
         done = time.monotonic_ns()
-        self.timing.add(late_us=late_us, tick_us=(done - began) / 1e3, guard_us=guard_us, age_us=age_us)
-        if obs is not None:
-            self.timing.add(infer_us=infer_us)
         self._write(
             "tick",
             {
@@ -265,6 +227,10 @@ class Runner:
             },
             done,
         )
+        tick_us = (time.monotonic_ns() - began) / 1e3
+        self.timing.add(late_us=late_us, sent_us=(done - began) / 1e3, tick_us=tick_us, guard_us=guard_us, age_us=age_us)
+        if obs is not None:
+            self.timing.add(infer_us=infer_us)
         if verdict.level == Level.LATCH:
             raise Fault(f"the guard has stopped the robot: {'; '.join(verdict.reasons)}")
         return ""
@@ -285,15 +251,18 @@ class Runner:
             if age_us > 1e6 * self.dt:
                 what = f"{arrived.stuck()} stuck" if arrived.stuck() else "state"
                 return readings, f"{what} for more than {1e3 * self.dt:.0f} ms"
+        if not state.finite:
+            name, value = next((name, x[0]) for name, x in readings.items() if not np.isfinite(x).all())
+            return readings, f"reading {self._component(name, value)} is not finite"
+        if state.status == Status.STOPPED and self.machine.mode in (Mode.AUTO, Mode.HOLD):
+            return readings, UNHEARD
+        if not self.lockstep:
             lag_ns = now_ns - next((sent for number, sent in self._sent if number > state.acted), now_ns)
             if lag_ns > 1e9 * (self.watchdog_s + self.dt):
                 return (
                     readings,
                     f"the robot has not acted on a command for more than {1e3 * (self.watchdog_s + self.dt):.0f} ms",
                 )
-        for name, value in readings.items():
-            if not np.isfinite(value).all():
-                return readings, f"reading {self._component(name, value[0])} is not finite"
         return readings, ""
 
     def _component(self, name: str, value: Any) -> str:
@@ -369,10 +338,6 @@ class Runner:
 
     def _restart(self, readings: Readings) -> Memory:
         """The policy's memory after a HOLD: the target is what the robot keeps, nothing was commanded."""
-        assert self.link.latest is not None
-        if self.link.latest.state.status == Status.STOPPED:
-            # it has not heard our last commands: what it keeps is the truth
-            self._guard = guard.start(self.limits, readings["target_pos"][0], readings["target_quat"][0])
         sent = self._guard.command
         memory = start_memory(self.spec, readings)
         return {**memory, "target_pos": _row(sent.pos), "target_quat": _row(sent.quat)}

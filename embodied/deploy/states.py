@@ -45,6 +45,10 @@ class Machine:
         self.mode, self.epoch = Mode.DISCONNECTED, 1
         self._note = note
 
+    def renew(self) -> None:
+        """Raise the epoch without a transition: the robot has stopped by itself and refuses what comes of the present one."""
+        self.epoch += 1
+
     def to(self, mode: Mode, reason: str = "") -> None:
         """Change to `mode`.
 

@@ -84,7 +84,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class State:
-    """What a robot says of itself: `readings` by name, float32 [n]."""
+    """What a robot says of itself: `readings` by name, float32 [n]; `finite`: all of them are."""
 
     status: Status
     reason: Reason
@@ -92,6 +92,7 @@ class State:
     episode: int
     acted: int
     readings: dict[str, NDArray[np.float32]]
+    finite: bool = True
 
 
 def pack(
@@ -157,8 +158,9 @@ def unpack_state(payload: bytes, layout: Mapping[str, int]) -> State:
         raise Malformed("length")
     status, reason, session, episode, acted = _STATUS.unpack_from(payload)
     readings = unpack_arrays(payload[_STATUS.size :], layout)
+    finite = bool(np.isfinite(np.frombuffer(payload, "<f4", offset=_STATUS.size)).all())
     try:
-        return State(Status(status), Reason(reason), session, episode, acted, readings)
+        return State(Status(status), Reason(reason), session, episode, acted, readings, finite)
     except ValueError:
         raise Malformed("status") from None
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,11 +20,14 @@ from embodied.commands.deploy.connect import load_policy, refuse_mismatch
 from embodied.deploy.brain import Brain
 from embodied.deploy.link import DEFAULT, connect
 from embodied.deploy.pace import machine_load, no_collection, realtime
+from embodied.deploy.record import Episode
 from embodied.deploy.recorder import Recorder
-from embodied.deploy.runner import Episode, Runner, Stopped
+from embodied.deploy.runner import Runner, Stopped
 from embodied.report.statistics import wilson
 from embodied.runs import check_new
 from embodied.spec.errors import BadInput, Fault
+
+PRIORITY, BRAIN_PRIORITY = 20, 15  # real-time: the policy must not keep the runner from its tick
 
 
 @dataclass
@@ -42,7 +46,11 @@ class RunOptions:
 
 def run(words: list[str]) -> int:
     """Connect, compare, run the episodes, and say what came of them; the last line is JSON."""
-    options = read("deploy run", RunOptions, words)
+    return drive(read("deploy run", RunOptions, words), Brain)
+
+
+def drive(options: RunOptions, make_brain: Callable[[Path, int], Brain]) -> int:
+    """What `run` does; `make_brain` starts the process of an exported file's policy at a real-time priority (0: none)."""
     if options.episodes < 1:
         raise BadInput(f"episodes={options.episodes}: expected 1 or more")
     if not options.hold_s > 0:
@@ -57,7 +65,7 @@ def run(words: list[str]) -> int:
         refuse_mismatch(policy, link, description, options.policy)
         link.acquire(f"embodied deploy run, process {os.getpid()}", policy.spec.robot.joint_names)
         file = Path(options.policy).expanduser()
-        brain = Brain(file / "policy.onnx" if file.is_dir() else file)
+        brain = make_brain(file / "policy.onnx" if file.is_dir() else file, BRAIN_PRIORITY * options.realtime)
         stack.callback(brain.close)
         out.mkdir(parents=True)
         journal = out / "journal.emb"
@@ -75,7 +83,7 @@ def run(words: list[str]) -> int:
             signal.signal(number, lambda *_: setattr(runner, "stopping", True))
         runner.preflight(policy)
         print(f"{options.policy} drives {link.robot.name} at {options.robot}; journal: {journal}", flush=True)
-        scheduling = realtime(20) if options.realtime else "ordinary"
+        scheduling = realtime(PRIORITY) if options.realtime else "ordinary"
         results: list[Episode] = []
         fault: Exception | None = None
 

@@ -65,7 +65,7 @@ SPEC = RobotSpec(
         jerk=(4500.0, 8500.0),
         # the range of the force sensor in its flange (fact sheet)
         wrench=(50.0, 10.0),
-        press_s=0.1,
+        press_s=0.2,
     ),
     workspace=((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)),
     physics_dt=0.002,
