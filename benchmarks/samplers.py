@@ -1,10 +1,10 @@
 """Reset samplers compared at equal environment steps, and their cost: `python benchmarks/samplers.py run|report|cost ...`.
 
-`run` trains every sampler in every setting, one run after another, each in a process of its own, for `--env-steps` steps
-(those that a sampler takes to try configurations included). A run that the results already have is skipped: interrupt the
-command and give it again. Settings and samplers were fixed before the first run; `peg_tight_sparse` is held out: nothing
-was chosen by it. Results go to docs/results/samplers.json, and from it to samplers.md and a plot a setting; `report` only
-does that.
+`run` trains every sampler in every setting, `--jobs` runs at a time, each in a process of its own with its share of the cores,
+for `--env-steps` steps (those that a sampler takes to try configurations included). A run that the results already have is
+skipped: interrupt the command and give it again. Settings and samplers were fixed before the first run; `peg_tight_sparse`
+is held out: nothing was chosen by it. Results go to docs/results/samplers.json, and from it to samplers.md and a plot a
+setting; `report` only does that.
 
 `cost` times the samplers on a bank of 104,000 configurations (arXiv 2610.12465, locomotion) against a training iteration.
 """
@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "report", "cost"])
     parser.add_argument("--env-steps", type=int, default=3_000_000)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--extra", nargs="+", default=[], help="further words for `embodied train`, to try this command out")
     parser.add_argument("--max-log2", type=int, default=20, help="cost: up to so many worlds, as a power of 2")
@@ -72,7 +76,7 @@ def main() -> None:
         return
     file = asked.out / "samplers.json"
     if asked.what == "run":
-        run(file, asked.env_steps, asked.settings, asked.extra)
+        run(file, asked.env_steps, asked.settings, asked.extra, asked.jobs)
     report(file)
 
 
@@ -93,34 +97,42 @@ def plan(settings: list[str]) -> Iterator[tuple[str, str, int]]:
             yield from ((setting, sampler, seed) for sampler, seeds in SAMPLERS.items() if seed in seeds)
 
 
-def run(file: Path, env_steps: int, settings: list[str], extra: list[str]) -> None:
+def run(file: Path, env_steps: int, settings: list[str], extra: list[str], jobs: int) -> None:
     """Make the runs that the results lack."""
     conditions = {"env_steps": env_steps, "extra": extra}
     results = json.loads(file.read_text()) if file.exists() else {"conditions": conditions, "runs": {}}
     if results["conditions"] != conditions:
         raise SystemExit(f"{file} was made under {results['conditions']}, not {conditions}: give another --out")
+    wanted = {}
     for setting, sampler, seed in plan(settings):
         key = f"{setting}/{sampler}/{seed}"
-        words = [f"sampler={sampler}", f"seed={seed}", *SETTINGS[setting]]
-        if key in results["runs"]:
-            if results["runs"][key]["overrides"] != words:
-                raise SystemExit(f"{file}: {key} was run with other options: give another --out")
-            continue
+        wanted[key] = [f"sampler={sampler}", f"seed={seed}", *SETTINGS[setting]]
+        if key in results["runs"] and results["runs"][key]["overrides"] != wanted[key]:
+            raise SystemExit(f"{file}: {key} was run with other options: give another --out")
+    lock = threading.Lock()
+
+    def make(key: str) -> None:
         print(f"-- {key}", flush=True)
-        results["runs"][key] = train(words, env_steps, extra)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".tmp")
-        partial.write_text(json.dumps(results, indent=1) + "\n")
-        partial.replace(file)
+        made = train(wanted[key], env_steps, extra, max(1, (os.cpu_count() or 1) // jobs))
+        with lock:
+            results["runs"][key] = made
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".tmp")
+            partial.write_text(json.dumps(results, indent=1) + "\n")
+            partial.replace(file)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(make, [key for key in wanted if key not in results["runs"]]))
 
 
-def train(words: list[str], env_steps: int, extra: list[str]) -> dict[str, Any]:
+def train(words: list[str], env_steps: int, extra: list[str], threads: int) -> dict[str, Any]:
     """One training: its final evaluation, and what was measured whenever it was evaluated on the way."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         bounds = ["budget.target_success=null", f"budget.env_steps={env_steps}"]
         command = [sys.executable, "-m", "embodied.cli", "train", "task=assembly", f"out={out}", *words, *bounds, *extra]
-        if subprocess.run(command).returncode != 0:
+        command.append(f"sim.threads={threads}")
+        if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}).returncode != 0:
             raise SystemExit(f"failed: {' '.join(command)}")
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         final = json.loads((out / "eval.json").read_text())
@@ -133,7 +145,6 @@ def train(words: list[str], env_steps: int, extra: list[str]) -> dict[str, Any]:
         "wall_s": round(rows[-1]["wall_s"], 1),
         "env_steps": rows[-1]["env_steps"],
         "iterations": len(rows),
-        "steps_per_s": round(statistics.median(row["steps_per_s"] for row in rows)),
         "success by tag": {name.split("/")[-1]: round(rows[-1][name], 4) for name in tags},
         "final": {name: final[name] for name in ("success_at_end", "episodes", "ci95", "invalid", "length_mean")},
         "curve": {
@@ -181,8 +192,8 @@ def report(file: Path) -> None:
 def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Rows of a setting."""
     lines = [
-        "| sampler | seeds | success, mean | least - most | 95 % interval | steps to 50 % | by kind | steps/s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| sampler | seeds | success, mean | least - most | 95 % interval | steps to 50 % | by kind |",
+        "|---|---|---|---|---|---|---|",
     ]
     for sampler, runs in by_sampler.items():
         rates = [one["final"]["success_at_end"] or 0.0 for one in runs]
@@ -191,8 +202,7 @@ def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
         tags = [statistics.mean(one["success by tag"][tag] for one in runs) for tag in ("inserted", "near", "far")]
         lines.append(
             f"| {sampler} | {len(runs)} | {statistics.mean(rates):.1%} | {min(rates):.1%} - {max(rates):.1%} | "
-            f"{low:.1%} - {high:.1%} | {', '.join(map(take_off, runs))} | {' / '.join(f'{t:.2f}' for t in tags)} | "
-            f"{statistics.median(one['steps_per_s'] for one in runs):,.0f} |"
+            f"{low:.1%} - {high:.1%} | {', '.join(map(take_off, runs))} | {' / '.join(f'{t:.2f}' for t in tags)} |"
         )
     return lines
 
