@@ -27,8 +27,9 @@ RUNNERS = {
     "play": "embodied.commands.play",
     "export": "embodied.commands.export",
     "bench sim": "embodied.commands.bench_sim",
+    "doctor": "embodied.commands.memory",
 }
-"""The module of each command that takes a configuration; its `run(invocation)` does the work."""
+"""The module of each command that takes a configuration; its `run(invocation)` does the work. `doctor` may do without."""
 
 DEPLOY = {
     "deploy check": ("check", "run"),
@@ -73,6 +74,10 @@ def _main(args: list[str]) -> int:
     if "-h" in args or "--help" in args:
         print(HELPS[command], end="")
         return 0
+    if command == "doctor" and not args:
+        from embodied.doctor import doctor
+
+        return doctor()
     if command in RUNNERS:
         return _configured(command, args)
     if command in DEPLOY:
@@ -81,10 +86,6 @@ def _main(args: list[str]) -> int:
         return code
     if args:
         raise BadInput(f"embodied {command} takes no arguments, got '{args[0]}'")
-    if command == "doctor":
-        from embodied.doctor import doctor
-
-        return doctor()
     _tasks()
     return 0
 
@@ -123,14 +124,16 @@ def _configured(command: str, args: list[str]) -> int:
         from embodied.compose import compose, to_yaml
         from embodied.overrides import expand
 
+        # doctor looks at a training before it is started
+        of = "train" if command == "doctor" else command
         if sweep:
-            jobs = [compose(command, words, job) for job, words in enumerate(expand(overrides))]
+            jobs = [compose(of, words, job) for job, words in enumerate(expand(overrides))]
             folders = [job.run_dir for job in jobs]
             shared = next((folder for folder in folders if folders.count(folder) > 1), None)
             if shared is not None and command != "eval":  # which writes only where out= says
                 raise BadInput(f"several jobs would write to {shared}: give out=, to which each appends its number")
         else:
-            jobs = [compose(command, overrides)]
+            jobs = [compose(of, overrides)]
     if show:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
@@ -139,16 +142,16 @@ def _configured(command: str, args: list[str]) -> int:
             if number > 0:
                 job = replace(job, started=time.time())
             print(f"job {number + 1} of {len(jobs)}: {' '.join(job.overrides)}", flush=True)
-        code = _run(job)
+        code = _run(command, job)
         if code != 0:
             return code
     return 0
 
 
-def _run(job: Invocation) -> int:
+def _run(command: str, job: Invocation) -> int:
     if job.checkpoint is not None and not any(word.startswith("checkpoint=") for word in job.overrides):
         print(f"checkpoint={job.checkpoint} (the newest run)", flush=True)
-    return importlib.import_module(RUNNERS[job.command]).run(job) or 0
+    return importlib.import_module(RUNNERS[command]).run(job) or 0
 
 
 def _flags(args: list[str]) -> tuple[list[str], bool, bool]:

@@ -14,7 +14,7 @@ usage: embodied <command> key=value ...
   deploy     a policy on a robot: check, sim, run, stop, clear, faults, replay, repair
   bench sim  speed of a task's simulation
   tasks      the tasks that can be trained, and their options
-  doctor     check this machine and say how to mend it
+  doctor     check this machine and say how to mend it; whether a training fits its memory
 
   embodied train task=assembly                  embodied <command> --help
   embodied eval                                 embodied --version
@@ -155,5 +155,13 @@ usage: embodied bench sim task=<task> key=value ...
 {RUN_KEYS}{CONFIGURED}""",
     "bench": "usage: embodied bench sim task=<task> key=value ...   (embodied bench sim --help)\n",
     "tasks": "usage: embodied tasks\n\nLists the tasks that can be trained, and their options.\n",
-    "doctor": "usage: embodied doctor\n\nChecks this machine and says how to mend what is missing.\n",
+    "doctor": f"""\
+usage: embodied doctor
+       embodied doctor task=<task> key=value ...
+
+Alone: checks this machine and says how to mend what is missing.
+
+With a task, and whatever else `embodied train` takes: how much memory that training needs, item by item, whether it fits this
+machine (exit code 1 if not), and the largest sim.num_worlds that does. For sim.engine=cpu and device=cpu; nothing is kept.
+{RUN_KEYS}{CONFIGURED}""",
 }

@@ -106,9 +106,9 @@ def test_every_epoch_visits_every_transition_once_in_a_new_order():
     collect(ppo, PointMass())
     seen, learn = [], ppo._learn
 
-    def spy(batch):
-        seen.append(batch["log_prob"].clone())
-        return learn(batch)
+    def spy(batch, index, threads):
+        seen.append(batch["log_prob"][index])
+        return learn(batch, index, threads)
 
     ppo._learn = spy
     everything = ppo.rollout.log_prob.flatten().sort().values.clone()

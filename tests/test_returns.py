@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, masked_mean, value_loss
+from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, value_loss, weighted
 from embodied.algos.returns import explained_variance, gae, normalise
 
 GAMMA, LAM = 0.9, 0.8
@@ -132,22 +132,22 @@ def test_explained_variance_of_a_perfect_and_of_a_constant_critic():
 def test_clipped_surrogate_by_hand():
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 9.0])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 1.0, 1.0])
-    valid = torch.tensor([True] * 5 + [False])
+    weight = torch.tensor([0.2] * 5 + [0.0])
     expected = -(1.2 * 2 - 1.5 * 2 + 0.5 * 2 - 0.8 * 2 + 1.1) / 5
     log_ratio = ratio.log().requires_grad_()
-    loss = clipped_surrogate(log_ratio, advantage, valid, 0.2)
+    loss = clipped_surrogate(log_ratio, advantage, weight, 0.2)
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     loss.backward()
     # of a clipped gain nothing more is to be had; a loss is felt however far
     assert [g != 0 for g in log_ratio.grad.tolist()] == [False, True, True, False, True, False]
-    assert clip_fraction(log_ratio, valid, 0.2).item() == pytest.approx(4 / 5)
+    assert clip_fraction(log_ratio, weight, 0.2).item() == pytest.approx(4 / 5)
 
 
-def test_masked_mean_and_value_loss_ignore_what_is_not_valid():
-    x, valid = torch.tensor([1.0, torch.nan, 4.0]), torch.tensor([True, False, True])
-    assert masked_mean(x, valid) == 2.5
-    assert value_loss(x, torch.tensor([0.0, 5.0, 6.0]), valid) == 2.5
-    assert masked_mean(x, torch.zeros(3, dtype=torch.bool)) == 0
+def test_what_has_no_weight_may_hold_anything():
+    x, weight = torch.tensor([1.0, torch.nan, 4.0]), torch.tensor([0.5, 0.0, 0.5])
+    assert weighted(x, weight) == 2.5
+    assert value_loss(x, torch.tensor([0.0, 5.0, 6.0]), weight) == 2.5
+    assert weighted(x, torch.zeros(3)) == 0
 
 
 def test_approx_kl_estimates_that_of_two_gaussians():
@@ -156,8 +156,8 @@ def test_approx_kl_estimates_that_of_two_gaussians():
     x = torch.randn(200_000, generator=generator, dtype=torch.float64)
     log_ratio = torch.distributions.Normal(shift, new_std).log_prob(x) - torch.distributions.Normal(0, 1).log_prob(x)
     exact = math.log(new_std / old_std) + (old_std**2 + shift**2) / (2 * new_std**2) - 0.5
-    valid = torch.ones(200_000, dtype=torch.bool)
-    assert approx_kl(log_ratio, valid).item() == pytest.approx(exact, rel=0.03)
+    weight = torch.full((200_000,), 1 / 200_000, dtype=torch.float64)
+    assert approx_kl(log_ratio, weight).item() == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Losses of PPO: pure functions over the M transitions of a minibatch, of which only the `valid` ones count."""
+"""Losses of PPO: pure functions over the M transitions of a minibatch, or of a piece of one.
+
+Each counts with its weight [M]: 0 where it is not valid, and the weights of a whole minibatch add up to 1, so that the sums
+over its pieces are means over what is valid.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,40 @@ import torch
 from torch import Tensor
 
 
-def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
-    """Mean of x [M] where valid bool [M]; 0 if nowhere."""
-    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+def weighted(x: Tensor, weight: Tensor) -> Tensor:
+    """Sum of x [M] by weight; where that is 0, x may hold anything."""
+    return torch.where(weight > 0, x * weight, 0.0).sum()
 
 
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, valid: Tensor, clip: float) -> Tensor:
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> Tensor:
     """Policy loss (Schulman et al. 2017, equation 7, negated).
 
     Args:
         log_ratio: log-probability now minus that when the action was taken [M].
         advantage: normalised [M].
-        valid: bool [M].
+        weight: [M].
         clip: a ratio further than this from 1 earns nothing more.
     """
     ratio = log_ratio.exp()
-    return -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid)
+    return -weighted(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), weight)
 
 
-def value_loss(prediction: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+def value_loss(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """Mean squared error of predictions [M] of normalised returns [M]."""
-    return masked_mean((prediction - target).square(), valid)
+    return weighted((prediction - target).square(), weight)
 
 
-def approx_kl(log_ratio: Tensor, valid: Tensor) -> Tensor:
+def approx_kl(log_ratio: Tensor, weight: Tensor) -> Tensor:
     """KL(old || new) estimated from log-ratios [M] of the old policy's actions; never negative.
 
     Source: the estimator k3 of J. Schulman, "Approximating KL divergence" (2020).
     """
-    return masked_mean(log_ratio.expm1() - log_ratio, valid)
+    return weighted(log_ratio.expm1() - log_ratio, weight)
 
 
-def clip_fraction(log_ratio: Tensor, valid: Tensor, clip: float) -> Tensor:
+def clip_fraction(log_ratio: Tensor, weight: Tensor, clip: float) -> Tensor:
     """Share of the valid transitions whose ratio lies outside 1 +- clip."""
-    return masked_mean((log_ratio.expm1().abs() > clip).float(), valid)
+    return weighted((log_ratio.expm1().abs() > clip).float(), weight)
 
 
 def adapted_rate(rate: Tensor, kl: Tensor, desired_kl: float, bounds: tuple[float, float]) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, masked_mean, value_loss
+from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, value_loss, weighted
 from embodied.algos.returns import explained_variance, gae, normalise
 from embodied.algos.rollout import Rollout
+from embodied.algos.threads import each, one_thread, pieces
 from embodied.policies.gaussian import Critic, GaussianPolicy
 from embodied.policies.normaliser import rank_count, sum_over_ranks
 from embodied.spec.errors import BadInput, Fault
@@ -92,6 +93,7 @@ class PPO:
             action_size,
             self.device,
         )
+        self._value: Tensor | None = None  # V [N] of the present observation, where the weights have not changed since
         self.advantage = torch.zeros(0, num_worlds, device=self.device)
         batch = options.num_steps * num_worlds
         self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
@@ -146,19 +148,29 @@ class PPO:
             if not good:
                 raise BadInput(f"algo.{name}={getattr(options, name)}: expected {expected}")
 
+    @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
         """Sampled action [N, A] clipped to [-1, 1]; what is learned from is the one before clipping."""
         step = self.policy.act(obs)
         action = step.action[:, 0]
-        self.rollout.begin(obs, action, step.log_prob)
+        if self._value is None:
+            self._value = self.critic(obs)
+        self.rollout.begin(obs, action, step.log_prob, self._value)
         return action.clamp(-1, 1)
 
     @torch.no_grad()
     def observe(self, obs: Obs, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
         """Store what came of the last `act`; the arguments are what `VecEnv.step` returned."""
         invalid = info["invalid"]
+        ended = terminated | truncated | invalid
         next_value = self.critic(info["final_obs"])
-        self.rollout.finish(reward, next_value, terminated, terminated | truncated | invalid, ~invalid)
+        self.rollout.finish(reward, next_value, terminated, ended, ~invalid)
+        # worlds that go on are now where that value was taken
+        if self.device.type == "cpu":
+            ids = torch.nonzero(ended)[:, 0]
+            self._value = next_value.index_copy(0, ids, self.critic({"critic": obs["critic"][ids]}))
+        else:
+            self._value = torch.where(ended, self.critic(obs), next_value)
 
     def update(self) -> dict[str, Tensor]:
         """Learn from a full rollout, and forget it.
@@ -169,12 +181,14 @@ class PPO:
             Fault: the rollout holds a value that is not finite (the weights are unchanged), or the update diverged
                 (the weights are spoilt; the last checkpoint is good).
         """
+        if not self.rollout.full:
+            raise RuntimeError(f"update after {self.rollout.step} of {self.options.num_steps} steps")
+        with one_thread(self.device.type == "cpu") as threads:
+            return self._update(threads)
+
+    def _update(self, threads: int) -> dict[str, Tensor]:
         options, rollout = self.options, self.rollout
-        if not rollout.full:
-            raise RuntimeError(f"update after {rollout.step} of {options.num_steps} steps")
-        with torch.no_grad():
-            value = torch.stack([self.critic({"critic": x}) for x in rollout.obs["critic"]])
-        valid = rollout.valid
+        value, valid = rollout.value, rollout.valid
         advantage = gae(
             rollout.reward,
             value,
@@ -185,7 +199,7 @@ class PPO:
             options.lam,
             valid,
         )
-        self._check_rollout(value, advantage)
+        self._check_rollout(advantage)
         self.advantage = advantage
         returns = advantage + value
         self.critic.update_returns(returns.flatten(), valid.flatten())
@@ -201,7 +215,7 @@ class PPO:
         for _ in range(options.epochs):
             order = torch.randperm(valid.numel(), generator=self.generator, device=self.device)
             for index in order.tensor_split(self.num_minibatches):
-                metrics = self._learn({name: x.index_select(0, index) for name, x in batch.items()})
+                metrics = self._learn(batch, index, threads)
                 names = tuple(metrics)
                 history.append(torch.stack(list(metrics.values())))
         rows = sum_over_ranks(torch.stack(history)) / rank_count()
@@ -213,6 +227,7 @@ class PPO:
         self.policy.update_normaliser(batch, batch["valid"])
         self.critic.update_normaliser(batch, batch["valid"])
         rollout.clear()
+        self._value = None
         if not bool(rows.isfinite().all()):
             bad = [name for name, x in metrics.items() if not bool(x.isfinite())]
             raise Fault(
@@ -223,33 +238,46 @@ class PPO:
         metrics["explained_variance"] = explained_variance(value, returns, valid)
         return metrics
 
-    def _learn(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One gradient step on a minibatch; scalars by name."""
-        options, valid = self.options, batch["valid"]
-        score = self.policy.evaluate(batch, batch)
-        log_ratio = score.log_prob - batch["log_prob"]
-        policy_loss = clipped_surrogate(log_ratio, batch["advantage"], valid, options.clip)
-        entropy = masked_mean(score.entropy, valid)
-        critic_loss = value_loss(self.critic.normalised_value(batch), batch["target"], valid)
-        self.optimiser.zero_grad()
-        (policy_loss - options.entropy * entropy + options.value_coef * critic_loss).backward()
-        average_gradients((*self._policy_parameters, *self._critic_parameters))
+    def _learn(self, batch: dict[str, Tensor], index: Tensor, threads: int) -> dict[str, Tensor]:
+        """One gradient step on the minibatch `index` of a batch; scalars by name."""
+        options, parameters = self.options, (*self._policy_parameters, *self._critic_parameters)
+        count = batch["valid"].index_select(0, index).sum().clamp(min=1)
+
+        def learn(piece: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+            return self._gradients({name: x.index_select(0, piece) for name, x in batch.items()}, count)
+
+        parts = each(learn, pieces(index, threads), threads)
+        for parameter, *gradients in zip(parameters, *(gradients for gradients, _ in parts), strict=True):
+            parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)
+        average_gradients(parameters)
         # apart, because a critic that is still far off would otherwise shrink the policy's step
         grad_norm = nn.utils.clip_grad_norm_(self._policy_parameters, options.max_grad_norm)
         nn.utils.clip_grad_norm_(self._critic_parameters, options.max_grad_norm)
         self.optimiser.step()
+        sums = {name: torch.stack([metrics[name] for _, metrics in parts]).sum() for name in parts[0][1]}
+        return {**sums, "grad_norm": grad_norm}
+
+    def _gradients(self, batch: dict[str, Tensor], count: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Of the loss on a piece of a minibatch that has `count` valid transitions; and what is known of it, as summands."""
+        options, weight = self.options, batch["valid"] / count
+        score = self.policy.evaluate(batch, batch)
+        log_ratio = score.log_prob - batch["log_prob"]
+        policy_loss = clipped_surrogate(log_ratio, batch["advantage"], weight, options.clip)
+        entropy = weighted(score.entropy, weight)
+        gradients = torch.autograd.grad(policy_loss - options.entropy * entropy, self._policy_parameters)
+        critic_loss = value_loss(self.critic.normalised_value(batch), batch["target"], weight)
+        gradients += torch.autograd.grad(options.value_coef * critic_loss, self._critic_parameters)
         with torch.no_grad():
-            return {
-                "policy_loss": policy_loss.detach(),
-                "value_loss": critic_loss.detach(),
-                "entropy": entropy.detach(),
-                "kl": approx_kl(log_ratio, valid),
-                "clip_fraction": clip_fraction(log_ratio, valid, options.clip),
-                "grad_norm": grad_norm,
-                **{name: x.detach() for name, x in score.extras.items()},
+            return list(gradients), {
+                "policy_loss": policy_loss,
+                "value_loss": critic_loss,
+                "entropy": entropy,
+                "kl": approx_kl(log_ratio, weight),
+                "clip_fraction": clip_fraction(log_ratio, weight, options.clip),
+                **{name: x * weight.sum() for name, x in score.extras.items()},
             }
 
-    def _check_rollout(self, value: Tensor, advantage: Tensor) -> None:
+    def _check_rollout(self, advantage: Tensor) -> None:
         """Refuse a rollout that is not finite, naming the first cause.
 
         Raises:
@@ -262,7 +290,7 @@ class PPO:
             "the reward": rollout.reward,
             "the action": rollout.action,
             "the log-probability of the action": rollout.log_prob,
-            "the critic's value": value,
+            "the critic's value": rollout.value,
             "the critic's value of the final observation": rollout.next_value,
             "the advantage": advantage,
         }
@@ -285,6 +313,7 @@ class PPO:
             "optimiser": self.optimiser.state_dict(),
             "generators": {"noise": self.policy.generator.get_state(), "permutation": self.generator.get_state()},
             "rollout": self.rollout.state_dict(),
+            "value": self._value,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -300,6 +329,7 @@ class PPO:
         self.policy.generator.set_state(state["generators"]["noise"].cpu())
         self.generator.set_state(state["generators"]["permutation"].cpu())
         self.rollout.load_state_dict(state["rollout"])
+        self._value = None if state["value"] is None else state["value"].to(self.device)
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -22,6 +22,7 @@ class Rollout:
         pending: an action was stored whose outcome is not known yet.
         obs: the groups [T, N, D] acted on.
         action: as sampled, not clipped [T, N, A]; log_prob [T, N] is its log-probability then.
+        value: V of the observation acted on [T, N].
         reward, next_value: of the outcome [T, N]; next_value is V of the true next observation.
         terminated, ended, valid: bool [T, N]; `ended` includes truncated and invalid.
     """
@@ -38,6 +39,7 @@ class Rollout:
         self.obs = {group: empty(size) for group, size in obs_sizes.items()}
         self.action = empty(action_size)
         self.log_prob = empty()
+        self.value = empty()
         self.reward = empty()
         self.next_value = empty()
         self.terminated = empty(dtype=torch.bool)
@@ -49,8 +51,8 @@ class Rollout:
         """All T steps are complete."""
         return self.step == self.num_steps
 
-    def begin(self, obs: Obs, action: Tensor, log_prob: Tensor) -> None:
-        """Copy what is acted on and the action [N, A] with its log-probability [N].
+    def begin(self, obs: Obs, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
+        """Copy what is acted on with its value [N], and the action [N, A] with its log-probability [N].
 
         Raises:
             RuntimeError: the rollout is full, or the outcome of the last action was not stored.
@@ -61,6 +63,7 @@ class Rollout:
             storage[self.step].copy_(obs[group])
         self.action[self.step].copy_(action)
         self.log_prob[self.step].copy_(log_prob)
+        self.value[self.step].copy_(value)
         self.pending = True
 
     def finish(self, reward: Tensor, next_value: Tensor, terminated: Tensor, ended: Tensor, valid: Tensor) -> None:
@@ -78,7 +81,7 @@ class Rollout:
         self.ended[t].copy_(ended)
         self.valid[t].copy_(valid)
         invalid = ~valid
-        for storage in (self.log_prob, self.reward, self.next_value):
+        for storage in (self.log_prob, self.value, self.reward, self.next_value):
             storage[t].masked_fill_(invalid, 0.0)
         for storage in (self.action, *self.obs.values()):
             storage[t].masked_fill_(invalid.unsqueeze(-1), 0.0)
@@ -90,7 +93,7 @@ class Rollout:
         self.step = 0
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("action", "log_prob", "reward", "next_value", "terminated", "ended", "valid")
+        names = ("action", "log_prob", "value", "reward", "next_value", "terminated", "ended", "valid")
         return {f"obs/{group}": x for group, x in self.obs.items()} | {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.algos.threads import one_thread
 from embodied.spec.protocols import Learner, VecEnv
 
 ONE_THREAD_BELOW = 8192
 
 
-@contextmanager
-def single_threaded(num_worlds: int) -> Iterator[None]:
+def single_threaded(num_worlds: int) -> AbstractContextManager[int]:
     """Step worlds with one torch thread: tensors of so few rows are done before the other threads would be awake."""
-    threads = torch.get_num_threads()
-    if num_worlds <= ONE_THREAD_BELOW:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return one_thread(num_worlds <= ONE_THREAD_BELOW)
 
 
 class Trainer:

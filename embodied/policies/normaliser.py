@@ -78,10 +78,16 @@ def _moments(x: Tensor, mask: Tensor) -> Moments:
     """
     keep = mask.unsqueeze(-1)
     count = mask.sum()
-    mean = torch.where(keep, x, 0.0).sum(0, dtype=torch.float64) / count.clamp(min=1)
+    mean = _sum(torch.where(keep, x, 0.0)) / count.clamp(min=1)
     centre = mean.float()
-    squares = torch.where(keep, x - centre, 0.0).square_().sum(0, dtype=torch.float64)
+    squares = _sum(torch.where(keep, x - centre, 0.0).square_())
     return count, mean, (squares - count * (mean - centre).square()).clamp_(min=0)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Sum over the rows of x [M, D], float64 [D]."""
+    # in pieces that stay in the cache, for torch first makes a float64 copy
+    return torch.stack([rows.sum(0, dtype=torch.float64) for rows in x.split(4096)]).sum(0)
 
 
 def _merge(a: Moments, b: Moments) -> Moments:

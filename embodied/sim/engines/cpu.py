@@ -19,6 +19,7 @@ _STATE_FIELDS = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "xfrc_
 _KINDS = mujoco.mjtWarning
 _OVERFLOWS = [int(_KINDS.mjWARN_CONTACTFULL), int(_KINDS.mjWARN_CNSTRFULL)]
 _WARNINGS = [kind for kind in range(int(_KINDS.mjNWARNING)) if kind not in _OVERFLOWS]
+CHUNK = 1 << 14  # rows copied at a time: resetting every world need not hold a second copy of all
 
 
 @dataclass
@@ -50,7 +51,7 @@ class CpuEngine:
         self._state_size = self._batch.state.shape[1]
         self._bound: set[str] = set()
         self._batch.forward()
-        self.default_row = self.get_state()[:1].clone()
+        self.default_row = self._rows(slice(1))
 
     def bind(self, names: Sequence[str]) -> None:
         """Have the engine keep these fields for `read`; naming them before the first step avoids an extra pass."""
@@ -94,26 +95,37 @@ class CpuEngine:
 
     def get_state(self) -> Tensor:
         """State rows float64 [N, S]: MuJoCo's integration state, then the per-world parameters."""
+        return self._rows(slice(None))
+
+    def _rows(self, worlds: slice) -> Tensor:
         blocks = [self._batch.state, *(p.reshape(self.num_worlds, -1) for p in self._parameters.values())]
-        return torch.from_numpy(np.concatenate(blocks, 1, dtype=np.float64))
+        return torch.from_numpy(np.concatenate([block[worlds] for block in blocks], 1, dtype=np.float64))
 
     def set_state(self, rows: Tensor, mask: Tensor | None = None, index: Tensor | None = None) -> None:
         """Restore rows float64 [*, S]; rows that are not finite are refused and flagged."""
         wanted = np.arange(self.num_worlds) if mask is None else np.flatnonzero(mask.numpy())
-        values = rows.numpy()[wanted if index is None else index.numpy()[wanted]]
+        source = wanted if index is None else index.numpy()[wanted]
+        restored = [
+            self._put(wanted[start : start + CHUNK], rows.numpy()[source[start : start + CHUNK]])
+            for start in range(0, len(wanted), CHUNK)
+        ]
+        ids = np.concatenate([np.empty(0, np.intp), *restored])
+        if len(ids):
+            self._commit(ids)
+            self._seen[ids] = self._warnings[ids]
+
+    def _put(self, worlds: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Copy rows [n, S] to n worlds, uncommitted; the ids of those whose row is finite, the others are flagged."""
         good = np.isfinite(values).all(1)
-        self._bits[wanted] = np.where(good, 0, HEALTH_BITS["bad_write"])
-        ids, values = wanted[good], values[good]
-        if not len(ids):
-            return
+        self._bits[worlds] = np.where(good, 0, HEALTH_BITS["bad_write"])
+        ids, values = worlds[good], values[good]
         self._batch.state[ids] = values[:, : self._state_size]
         start = self._state_size
         for parameter in self._parameters.values():
             size = parameter[0].size
             parameter[ids] = values[:, start : start + size].reshape(len(ids), *parameter.shape[1:])
             start += size
-        self._commit(ids)
-        self._seen[ids] = self._warnings[ids]
+        return ids
 
     def parameters(self, name: str) -> Tensor:
         """Live per-world values of a model field, [N, ...] in the engine's dtype."""
