@@ -1,6 +1,6 @@
 """`embodied doctor task=...`: the memory that a training of this configuration takes, and how many worlds fit.
 
-Two processes build the run with few worlds, each takes it through one iteration and one checkpoint, and what they took gives
+Processes build the run with few worlds, each takes it through one iteration and one checkpoint, and what they took gives
 the lines that are extended to any number of worlds: a task, sampler or network that nobody foresaw is measured like any
 other. There malloc gives back at once what is freed, so that few worlds take in proportion what many do. Sizes that are known
 are counted instead: the rollout, the bank. The bank is not generated: every start is the model's default row. Generating it
@@ -37,14 +37,14 @@ from embodied.spec.protocols import Engine, Trials, TryingSampler
 COUNTS = 256, 1024
 """Worlds that are really built."""
 
+SMALL = 256
+"""Transitions of a minibatch then, so that memory grows with the worlds alone; and once the whole batch."""
+
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "16384"}
 """glibc: blocks from 16 KiB on are given back when they are freed, as from 32 MiB on without this."""
 
-KEPT = 128 << 20
-"""What glibc keeps at most of what was freed [bytes]: it trims a heap above twice 32 MiB, and two heaps are in use."""
-
-OF_BATCH = 28
-"""Bytes a transition beside the rollout and the minibatch: value, advantage (twice), return, target, and the int64 order."""
+KEPT = 64 << 20
+"""What glibc keeps at most of what was freed [bytes]: it trims its heap when twice 32 MiB of it are free."""
 
 HEADROOM = 0.1
 """Share of the available memory that is left alone: predictions are as good as that."""
@@ -60,7 +60,8 @@ class Memory:
     Attributes:
         process: interpreter, libraries, networks and whatever else does not depend on the number of worlds.
         engine, environment, rollout: of each world, as long as the run lasts; the sampler's share is the environment's.
-        update: of each world, what an iteration adds at its peak, with minibatches of a quarter of the batch.
+        iteration: of each world, what collecting, learning and saving add at their peak, minibatches left aside.
+        transition: of each transition of a minibatch in hand.
         row: of a world's state, as the bank keeps it.
         bank, periodic, final: rows of the bank, worlds of the periodic and of the final evaluation.
         num_steps, minibatch: of the learner.
@@ -71,7 +72,8 @@ class Memory:
     engine: float
     environment: float
     rollout: float
-    update: float
+    iteration: float
+    transition: float
     row: float
     bank: int
     periodic: int
@@ -82,14 +84,11 @@ class Memory:
 
     def rows(self, num_worlds: int) -> list[Row]:
         """The items that are held at the peak."""
-        batch = self.num_steps * num_worlds
-        minibatch = batch / 4 if self.minibatch is None else min(self.minibatch, batch)
-        sampled = self.update / self.num_steps - OF_BATCH  # of a transition; a quarter of them was sampled
-        update = OF_BATCH * batch + 4 * max(sampled, 0.0) * min(minibatch, self.threads * ROWS)
+        iteration = self.iteration * num_worlds + self.transition * self.rows_in_hand(num_worlds)
         evaluated = self.engine + self.environment + self.row
         final = evaluated * self.final
-        worst: Row = "an update's copies and buffers", update / num_worlds, update
-        if final > update:  # which comes when the updates are over
+        worst: Row = "an iteration's copies and buffers", iteration / num_worlds, iteration
+        if final > iteration:  # which comes when training is over
             worst = "worlds of the final evaluation", None, final
         return [
             ("process: Python, libraries, networks", None, self.process),
@@ -99,8 +98,14 @@ class Memory:
             ("reset bank", None, self.row * self.bank),
             ("worlds of the periodic evaluation", None, evaluated * self.periodic),
             worst,
-            ("freed, but kept by malloc", None, min(update, KEPT)),
+            ("freed, but kept by malloc", None, min(iteration, KEPT)),
         ]
+
+    def rows_in_hand(self, num_worlds: int) -> float:
+        """Transitions of a minibatch that are worked on at a time."""
+        batch = self.num_steps * num_worlds
+        minibatch = batch / 4 if self.minibatch is None else min(self.minibatch, batch)
+        return min(minibatch, self.threads * ROWS)
 
     def peak(self, num_worlds: int) -> float:
         """Resident memory at its largest, in bytes."""
@@ -162,22 +167,26 @@ def predict(config: Mapping[str, Any]) -> Memory:
         free, total = torch.cuda.mem_get_info(device)
         found = f"{_size(free)} of {_size(total)} are free on it"
         raise BadInput(f"device={device}: memory can be predicted with device=cpu only; {found}")
-    with ThreadPoolExecutor(len(COUNTS)) as pool:
-        small, large = pool.map(lambda count: _measured(config, count), COUNTS)
+    builds = [(COUNTS[0], SMALL), (COUNTS[1], SMALL), (COUNTS[1], None)]
+    with ThreadPoolExecutor(len(builds)) as pool:
+        small, large, whole = pool.map(lambda build: _measured(config, *build), builds)
 
     def line(name: str) -> tuple[float, float]:
         slope = (large[name] - small[name]) / (COUNTS[1] - COUNTS[0])
         return small[name] - slope * COUNTS[0], slope
 
     started, world = line("started")
-    buffers, update = line("update")
+    buffers, iteration = line("iteration")
+    transitions = min(COUNTS[1] * large["num_steps"], large["threads"] * ROWS) - SMALL
+    transition = max((whole["iteration"] - large["iteration"]) / transitions, 0.0)
     engine, rollout = line("engine")[1], line("rollout")[1]
     return Memory(
-        process=started + buffers,
+        process=started + buffers - transition * SMALL,
         engine=engine,
         environment=world - engine - rollout,
         rollout=rollout,
-        update=update,
+        iteration=iteration,
+        transition=transition,
         row=small["row"],
         bank=int(small["bank"]),
         periodic=config["eval"]["episodes"],
@@ -188,9 +197,9 @@ def predict(config: Mapping[str, Any]) -> Memory:
     )
 
 
-def _measured(config: Mapping[str, Any], num_worlds: int) -> dict[str, float]:
+def _measured(config: Mapping[str, Any], num_worlds: int, minibatch: int | None) -> dict[str, float]:
     """`measure` in a process of its own."""
-    words = [sys.executable, "-m", "embodied.commands.memory", str(num_worlds)]
+    words = [sys.executable, "-m", "embodied.commands.memory", json.dumps([num_worlds, minibatch])]
     done = subprocess.run(words, input=json.dumps(config), capture_output=True, text=True, env=os.environ | MALLOC)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -214,13 +223,13 @@ class _Idle:
         self.step = lambda substeps: None
 
 
-def measure(config: dict[str, Any], num_worlds: int) -> dict[str, float]:
-    """Take a run of so many worlds through an iteration and a checkpoint, in this process; bytes by name."""
+def measure(config: dict[str, Any], num_worlds: int, minibatch: int | None) -> dict[str, float]:
+    """Take a run of so many worlds through an iteration and a checkpoint, in this process; bytes by name.
+
+    `minibatch`: transitions; None: the whole batch.
+    """
     checkpoint.deterministic()
     config["sim"]["num_worlds"] = num_worlds
-    # what depends on neither is not done twice: a quarter of the batch at a time, in one pass
-    if "minibatch_size" in config["algo"]:
-        config["algo"] |= {"minibatch_size": None, "epochs": 1}
     task = make_task(config)
     before = resident()
     engine = make_engine(config, task, num_worlds)
@@ -232,6 +241,9 @@ def measure(config: dict[str, Any], num_worlds: int) -> dict[str, float]:
         rows = engine.default_row.expand(size, -1)  # a view: it takes one row, also in the file
         ResetBank(rows, tags, ("any",), engine.signature, key).save(bank_path(key))
         del engine
+        if "minibatch_size" in config["algo"]:  # one pass: more of them take no more memory
+            batch = config["algo"]["num_steps"] * num_worlds
+            config["algo"] |= {"minibatch_size": minibatch or batch, "epochs": 1}
         trainer, _ = build(config, task, lambda text: None)
         env: WorldsEnv = trainer.env  # type: ignore[assignment]
         env.engine = _Idle(env.engine)
@@ -244,7 +256,7 @@ def measure(config: dict[str, Any], num_worlds: int) -> dict[str, float]:
     learner: Any = trainer.learner
     found |= {"num_steps": learner.steps_per_iteration, "threads": torch.get_num_threads()}
     found["rollout"] = tensor_bytes(vars(learner.rollout))
-    return found | {"started": started, "update": peak() - started}
+    return found | {"started": started, "iteration": peak() - started}
 
 
 def _untried(slots: Tensor, seed: int) -> Trials:
@@ -323,4 +335,4 @@ def _size(count: float) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(json.load(sys.stdin), int(sys.argv[1]))))
+    print(json.dumps(measure(json.load(sys.stdin), *json.loads(sys.argv[1]))))
