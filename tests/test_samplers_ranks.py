@@ -8,12 +8,12 @@ from sampler_tools import make, make_slots
 
 from embodied.sim.samplers.linear import Linear, LinearOptions
 from embodied.sim.samplers.plr import PLR, PLROptions
-from embodied.sim.samplers.ranks import gather_rows, rank_seed
 from embodied.sim.samplers.sfl import SFL, SFLOptions
 from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions
 from embodied.sim.samplers.table import OutcomeTable
 from embodied.sim.samplers.uniform import Uniform, UniformOptions
 from embodied.spec.protocols import Trials
+from embodied.spec.ranks import gather_rows, rank_seed
 
 SAMPLERS = {
     "success_guided": (SuccessGuided, SuccessGuidedOptions(history=6, max_age=20)),

@@ -16,9 +16,9 @@ from embodied.algos.returns import explained_variance, gae, normalise
 from embodied.algos.rollout import Rollout
 from embodied.algos.threads import each, one_thread, pieces
 from embodied.policies.gaussian import Critic, GaussianPolicy
-from embodied.policies.normaliser import rank_count, sum_over_ranks
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.protocols import Obs
+from embodied.spec.ranks import rank_count, rank_index, sum_over_ranks
 from embodied.spec.registry import register
 
 RATE_BOUNDS = (1e-5, 1e-2)  # of the adaptive learning rate
@@ -79,8 +79,9 @@ class PPO:
         self.options = options
         self.steps_per_iteration = options.num_steps
         self.device = torch.device(device)
-        rank = dist.get_rank() if rank_count() > 1 else 0
-        noise_seed, permutation_seed, critic_seed = (int(s) for s in np.random.SeedSequence([seed, rank]).generate_state(3))
+        noise_seed, permutation_seed, critic_seed = (
+            int(s) for s in np.random.SeedSequence([seed, rank_index()]).generate_state(3)
+        )
         self.policy = policy.to(self.device)
         self.policy.seed(noise_seed)
         self.generator = torch.Generator(self.device).manual_seed(permutation_seed)

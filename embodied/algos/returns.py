@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.policies.normaliser import sum_over_ranks
+from embodied.spec.ranks import sum_over_ranks
 
 
 def gae(

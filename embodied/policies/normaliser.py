@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from embodied.spec.ranks import rank_count, sum_over_ranks
 
 CLIP = 10.0  # standard deviations
 CHUNK = 1 << 18  # rows copied at a time
 
 Moments = tuple[Tensor, Tensor, Tensor]
 """Number of rows int64 [], mean [D], sum of squared deviations from it [D], both float64."""
-
-
-def rank_count() -> int:
-    """Processes of a distributed run; 1 otherwise."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def sum_over_ranks(x: Tensor) -> Tensor:
-    """The sum of `x` over all ranks of a distributed run, in place; `x` itself in a run of one process."""
-    if rank_count() > 1:
-        dist.all_reduce(x)
-    return x
 
 
 class RunningNormaliser(nn.Module):

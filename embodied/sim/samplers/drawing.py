@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.sim.samplers.ranks import gather_rows, rank_count, rank_seed
 from embodied.sim.samplers.slots import Slots
 from embodied.sim.samplers.table import OutcomeTable
+from embodied.spec.ranks import gather_rows, rank_count, rank_seed
 
 METRICS_HISTORY = 50
 """Outcomes kept of each configuration where they serve the metrics only."""

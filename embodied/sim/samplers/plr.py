@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from embodied.sim.samplers.drawing import METRICS_HISTORY, DrawingSampler
-from embodied.sim.samplers.ranks import sum_in_order
 from embodied.sim.samplers.slots import Slots
 from embodied.sim.samplers.table import check_history
 from embodied.spec.errors import BadInput
+from embodied.spec.ranks import sum_in_order
 from embodied.spec.registry import register
 
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from embodied.sim.samplers.drawing import METRICS_HISTORY, DrawingSampler
-from embodied.sim.samplers.ranks import gather_rows, rank_count, rank_index
 from embodied.sim.samplers.slots import Slots
 from embodied.sim.samplers.table import check_history
 from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Trials
+from embodied.spec.ranks import gather_rows, rank_count, rank_index
 from embodied.spec.registry import register
 
 SHARED_STREAM = 7_919  # apart from the stream of draws

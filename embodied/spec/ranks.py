@@ -1,4 +1,4 @@
-"""Samplers of several ranks: one table for all, each draws its own."""
+"""The processes ("ranks") of a distributed run: who this one is, and sums and rows of all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ def rank_index() -> int:
 
 def rank_seed(seed: int) -> int:
     """A seed of this rank's own; in a run of one process `seed` itself."""
-    return int(np.random.SeedSequence([seed, dist.get_rank()]).generate_state(1)[0]) if rank_count() > 1 else seed
+    return int(np.random.SeedSequence([seed, rank_index()]).generate_state(1)[0]) if rank_count() > 1 else seed
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """The sum of `x` over all ranks, in place; `x` itself in a run of one process."""
+    if rank_count() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+def sum_in_order(x: Tensor) -> Tensor:
+    """The sum of `x` over all ranks, added in rank order: bit-equal on every rank."""
+    return gather_rows(x.unsqueeze(0)).sum(0) if rank_count() > 1 else x
 
 
 def gather_rows(rows: Tensor) -> Tensor:
@@ -35,8 +47,3 @@ def gather_rows(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-
-def sum_in_order(x: Tensor) -> Tensor:
-    """The sum of `x` over all ranks, added in rank order: bit-equal on every rank."""
-    return gather_rows(x.unsqueeze(0)).sum(0) if rank_count() > 1 else x
