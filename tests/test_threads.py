@@ -91,6 +91,16 @@ def test_an_update_is_the_same_on_any_number_of_threads():
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+def test_what_an_update_returns_keeps_no_graph():
+    ppo = make_ppo(SMALL)
+    collect(ppo, PointMass())
+    batch = {name: x.flatten(0, 1) for name, x in ppo.rollout.obs.items()}
+    batch |= {name: torch.zeros(len(batch["policy"])) for name in ("log_prob", "advantage", "target")}
+    batch |= {"action": ppo.rollout.action.flatten(0, 1), "valid": torch.ones(len(batch["policy"]), dtype=torch.bool)}
+    metrics = ppo._learn(batch, torch.arange(20), 2)
+    assert not any(x.requires_grad for x in metrics.values())
+
+
 def test_values_are_those_of_the_observations_acted_on():
     ppo = make_ppo(SMALL)
     obs = collect(ppo, PointMass())

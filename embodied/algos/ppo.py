@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,17 +100,12 @@ class PPO:
         self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
         # 0-d tensors: adapting the rate needs no host read
         self.learning_rate = torch.tensor(options.learning_rate, device=self.device)
-        self._policy_parameters = list(self.policy.parameters())
-        self._critic_parameters = list(self.critic.parameters())
-        self.optimiser = torch.optim.Adam(
-            [
-                {"params": self._policy_parameters, "lr": self.learning_rate},
-                {"params": self._critic_parameters, "lr": self.learning_rate.clone()},
-            ],
-            fused=True,
-        )
+        self._flat = flatten(self.policy), flatten(self.critic)
+        rates = self.learning_rate, self.learning_rate.clone()
+        groups = [{"params": [x], "lr": rate} for x, rate in zip(self._flat, rates, strict=True)]
+        self.optimiser = torch.optim.Adam(groups, fused=True)
         if rank_count() > 1:
-            for x in (*self._policy_parameters, *self._critic_parameters):
+            for x in self._flat:
                 dist.broadcast(x.data, src=0)
 
     @staticmethod
@@ -241,35 +236,36 @@ class PPO:
 
     def _learn(self, batch: dict[str, Tensor], index: Tensor, threads: int) -> dict[str, Tensor]:
         """One gradient step on the minibatch `index` of a batch; scalars by name."""
-        options, parameters = self.options, (*self._policy_parameters, *self._critic_parameters)
         count = batch["valid"].index_select(0, index).sum().clamp(min=1)
 
-        def learn(piece: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        def learn(piece: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
             return self._gradients({name: x.index_select(0, piece) for name, x in batch.items()}, count)
 
         parts = each(learn, pieces(index, threads), threads)
-        for parameter, *gradients in zip(parameters, *(gradients for gradients, _ in parts), strict=True):
-            parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)
-        average_gradients(parameters)
-        # apart, because a critic that is still far off would otherwise shrink the policy's step
-        grad_norm = nn.utils.clip_grad_norm_(self._policy_parameters, options.max_grad_norm)
-        nn.utils.clip_grad_norm_(self._critic_parameters, options.max_grad_norm)
+        norms = []
+        for parameters, *gradients in zip(self._flat, *(gradients for gradients, _ in parts), strict=True):
+            gradient = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)
+            gradient = sum_over_ranks(gradient).div_(rank_count())
+            # apart, because a critic that is still far off would otherwise shrink the policy's step
+            norms.append(gradient.norm())
+            parameters.grad = gradient.mul_((self.options.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
         self.optimiser.step()
         sums = {name: torch.stack([metrics[name] for _, metrics in parts]).sum() for name in parts[0][1]}
-        return {**sums, "grad_norm": grad_norm}
+        return {**sums, "grad_norm": norms[0]}
 
-    def _gradients(self, batch: dict[str, Tensor], count: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Of the loss on a piece of a minibatch that has `count` valid transitions; and what is known of it, as summands."""
+    def _gradients(self, batch: dict[str, Tensor], count: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Of policy and critic on a piece of a minibatch that has `count` valid transitions; and metrics, as summands."""
         options, weight = self.options, batch["valid"] / count
         score = self.policy.evaluate(batch, batch)
         log_ratio = score.log_prob - batch["log_prob"]
         policy_loss = clipped_surrogate(log_ratio, batch["advantage"], weight, options.clip)
         entropy = weighted(score.entropy, weight)
-        gradients = torch.autograd.grad(policy_loss - options.entropy * entropy, self._policy_parameters)
+        policy_gradients = torch.autograd.grad(policy_loss - options.entropy * entropy, list(self.policy.parameters()))
         critic_loss = value_loss(self.critic.normalised_value(batch), batch["target"], weight)
-        gradients += torch.autograd.grad(options.value_coef * critic_loss, self._critic_parameters)
+        critic_gradients = torch.autograd.grad(options.value_coef * critic_loss, list(self.critic.parameters()))
+        gradients = tuple(torch.cat([x.flatten() for x in of]) for of in (policy_gradients, critic_gradients))
         with torch.no_grad():
-            return list(gradients), {
+            metrics = {
                 "policy_loss": policy_loss,
                 "value_loss": critic_loss,
                 "entropy": entropy,
@@ -277,6 +273,8 @@ class PPO:
                 "clip_fraction": clip_fraction(log_ratio, weight, options.clip),
                 **{name: x * weight.sum() for name, x in score.extras.items()},
             }
+        # whoever keeps a loss keeps all that its gradient was taken of
+        return gradients, {name: x.detach() for name, x in metrics.items()}
 
     def _check_rollout(self, advantage: Tensor) -> None:
         """Refuse a rollout that is not finite, naming the first cause.
@@ -333,11 +331,10 @@ class PPO:
         self._value = None if state["value"] is None else state["value"].to(self.device)
 
 
-def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replace the gradients by their mean over all ranks, in one transfer."""
-    if rank_count() == 1:
-        return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = sum_over_ranks(torch.cat([g.flatten() for g in gradients])) / rank_count()
-    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+def flatten(module: nn.Module) -> nn.Parameter:
+    """All parameters of a module as one [P], of which its own become views: what is done to all of them is done once."""
+    parameters = list(module.parameters())
+    flat = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, values in zip(parameters, flat.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = values.view_as(parameter)
+    return nn.Parameter(flat)

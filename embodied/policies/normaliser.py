@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from embodied.spec.ranks import rank_count, sum_over_ranks
 
 CLIP = 10.0  # standard deviations
-CHUNK = 1 << 18  # rows copied at a time
+CHUNK = 1 << 14  # rows copied at a time
 
 Moments = tuple[Tensor, Tensor, Tensor]
 """Number of rows int64 [], mean [D], sum of squared deviations from it [D], both float64."""
