@@ -9,13 +9,13 @@ from embodied.algos.threads import ROWS, each, one_thread, pieces
 from embodied.policies.networks import MLP, mlp
 
 
-@given(rows=st.integers(1, 70_000), threads=st.integers(1, 9))
-def test_pieces_hold_everything_in_order_and_none_is_large(rows, threads):
+@given(rows=st.integers(1, 70_000), threads=st.integers(1, 9), uses=st.integers(1, 3))
+def test_pieces_hold_everything_in_order_and_none_is_large(rows, threads, uses):
     index = torch.arange(rows)
-    parts = pieces(index, threads)
+    parts = pieces(index, threads, uses)
     assert torch.equal(torch.cat(list(parts)), index)
     assert max(map(len, parts)) <= ROWS and min(map(len, parts)) >= 1
-    assert len(parts) % threads == 0 or len(parts) == rows
+    assert len(parts) * uses % threads == 0 or len(parts) == rows
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 

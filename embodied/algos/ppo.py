@@ -236,45 +236,50 @@ class PPO:
 
     def _learn(self, batch: dict[str, Tensor], index: Tensor, threads: int) -> dict[str, Tensor]:
         """One gradient step on the minibatch `index` of a batch; scalars by name."""
-        count = batch["valid"].index_select(0, index).sum().clamp(min=1)
-
-        def learn(piece: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-            return self._gradients({name: x.index_select(0, piece) for name, x in batch.items()}, count)
-
-        parts = each(learn, pieces(index, threads), threads)
+        weight = batch["valid"].index_select(0, index).sum().clamp(min=1).reciprocal()
+        halves = self._policy_gradient, self._critic_gradient
+        work = [(half, piece) for piece in pieces(index, threads, len(halves)) for half in halves]
+        done = each(lambda item: item[0](batch, item[1], weight), work, threads)
         norms = []
-        for parameters, *gradients in zip(self._flat, *(gradients for gradients, _ in parts), strict=True):
-            gradient = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)
+        for half, parameters in enumerate(self._flat):
+            gradient = torch.stack([gradient for gradient, _ in done[half :: len(halves)]]).sum(0)
             gradient = sum_over_ranks(gradient).div_(rank_count())
             # apart, because a critic that is still far off would otherwise shrink the policy's step
             norms.append(gradient.norm())
             parameters.grad = gradient.mul_((self.options.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
         self.optimiser.step()
-        sums = {name: torch.stack([metrics[name] for _, metrics in parts]).sum() for name in parts[0][1]}
+        sums: dict[str, Tensor] = {}
+        for _, metrics in done:
+            # whoever keeps a loss keeps all that its gradient was taken of
+            sums |= {name: sums.get(name, 0.0) + x.detach() for name, x in metrics.items()}
         return {**sums, "grad_norm": norms[0]}
 
-    def _gradients(self, batch: dict[str, Tensor], count: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Of policy and critic on a piece of a minibatch that has `count` valid transitions; and metrics, as summands."""
-        options, weight = self.options, batch["valid"] / count
-        score = self.policy.evaluate(batch, batch)
-        log_ratio = score.log_prob - batch["log_prob"]
-        policy_loss = clipped_surrogate(log_ratio, batch["advantage"], weight, options.clip)
+    def _policy_gradient(self, batch: dict[str, Tensor], piece: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """On the piece of a minibatch in which each valid transition has that weight; and metrics, as summands."""
+        options = self.options
+        part = {name: x.index_select(0, piece) for name, x in batch.items() if name not in ("critic", "target")}
+        weight = part["valid"] * weight
+        score = self.policy.evaluate(part, part)
+        log_ratio = score.log_prob - part["log_prob"]
+        loss = clipped_surrogate(log_ratio, part["advantage"], weight, options.clip)
         entropy = weighted(score.entropy, weight)
-        policy_gradients = torch.autograd.grad(policy_loss - options.entropy * entropy, list(self.policy.parameters()))
-        critic_loss = value_loss(self.critic.normalised_value(batch), batch["target"], weight)
-        critic_gradients = torch.autograd.grad(options.value_coef * critic_loss, list(self.critic.parameters()))
-        gradients = tuple(torch.cat([x.flatten() for x in of]) for of in (policy_gradients, critic_gradients))
+        gradients = torch.autograd.grad(loss - options.entropy * entropy, list(self.policy.parameters()))
         with torch.no_grad():
             metrics = {
-                "policy_loss": policy_loss,
-                "value_loss": critic_loss,
+                "policy_loss": loss,
                 "entropy": entropy,
                 "kl": approx_kl(log_ratio, weight),
                 "clip_fraction": clip_fraction(log_ratio, weight, options.clip),
                 **{name: x * weight.sum() for name, x in score.extras.items()},
             }
-        # whoever keeps a loss keeps all that its gradient was taken of
-        return gradients, {name: x.detach() for name, x in metrics.items()}
+        return torch.cat([x.flatten() for x in gradients]), metrics
+
+    def _critic_gradient(self, batch: dict[str, Tensor], piece: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `_policy_gradient`, of the critic."""
+        part = {name: batch[name].index_select(0, piece) for name in ("critic", "target", "valid")}
+        loss = value_loss(self.critic.normalised_value(part), part["target"], part["valid"] * weight)
+        gradients = torch.autograd.grad(self.options.value_coef * loss, list(self.critic.parameters()))
+        return torch.cat([x.flatten() for x in gradients]), {"value_loss": loss}
 
     def _check_rollout(self, advantage: Tensor) -> None:
         """Refuse a rollout that is not finite, naming the first cause.

@@ -6,6 +6,7 @@ would have to wait for each other at every one of them; threads that each take a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,11 +34,12 @@ def one_thread(when: bool = True) -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def pieces(index: Tensor, threads: int) -> Sequence[Tensor]:
-    """An index tensor [M] in pieces, as many for every thread; undivided where it is not on a CPU."""
+def pieces(index: Tensor, threads: int, uses: int) -> Sequence[Tensor]:
+    """An index tensor [M] in pieces, so many that with `uses` of each every thread has as much to do; one if not on a CPU."""
     if index.device.type != "cpu":
         return [index]
-    return index.tensor_split(min(len(index), threads * -(-len(index) // (threads * ROWS))))
+    step = threads // math.gcd(threads, uses)
+    return index.tensor_split(min(len(index), step * -(-len(index) // (step * ROWS))))
 
 
 def each(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
