@@ -119,7 +119,8 @@ class _Buffered(torch.autograd.Function):
             ctx.activation, ctx.inputs, ctx.buffers = activation, inputs, buffers
             ctx.save_for_backward(*parameters)  # torch then notices if one is changed before the gradient is taken
         weight, bias = layers[-1]
-        return torch.addmm(bias, inputs[-1], weight.t())
+        # a few outputs take half the time when the narrow matrix comes first
+        return torch.addmm(bias.unsqueeze(1), weight, inputs[-1].t()).t()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -127,12 +128,17 @@ class _Buffered(torch.autograd.Function):
         parameters, derivative, buffers = ctx.saved_tensors, _IN_PLACE[ctx.activation][1], _Buffers()
         gradients: list[Tensor] = []
         for weight, inputs in zip(reversed(parameters[2::2]), reversed(ctx.inputs[1:]), strict=True):
-            gradients += [gradient.sum(0), gradient.t() @ inputs]
+            gradients += [gradient.sum(0), _outer(gradient, inputs)]
             gradient = torch.mm(gradient, weight, out=buffers.take(gradient, weight.shape[1]))
             derivative(gradient, inputs)
         x, weight = ctx.inputs[0], parameters[0]
-        gradients += [gradient.sum(0), gradient.t() @ x]
+        gradients += [gradient.sum(0), _outer(gradient, x)]
         return None, gradient @ weight if ctx.needs_input_grad[1] else None, *reversed(gradients)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """a.T @ b, [A, B] of a [M, A] and b [M, B], with the narrower of them first: up to a third faster."""
+    return a.t() @ b if a.shape[1] <= b.shape[1] else (b.t() @ a).t()
 
 
 def _elu(x: Tensor) -> None:
