@@ -40,16 +40,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--minutes", type=float, default=10, help="success: of each training, at most")
-    parser.add_argument("--learners", nargs="+", default=list(LEARNERS), choices=LEARNERS)
+    names = [*LEARNERS, *(f"sb3, {n} processes" for n in PROCESSES)]
+    parser.add_argument("--learners", nargs="+", default=names, choices=names, help="embodied, and what it is compared with")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     asked = parser.parse_args()
     file = asked.out / "peers.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     if asked.what == "speed":
-        results["speed"] = {"host": describe_host(), "rounds": asked.rounds, **speed(asked.rounds)}
+        results["speed"] = {"host": describe_host(), "rounds": asked.rounds, **speed(asked.rounds, asked.learners)}
     if asked.what == "success":
         for seed in asked.seeds:
-            for name in asked.learners:
+            for name in (name for name in asked.learners if name in LEARNERS):
                 with Child(name, seed, critic="critic") as child:
                     results.setdefault("success", {})[f"{name}/{seed}"] = {**child.ask("success", asked.minutes)}
                 print(name, seed, results["success"][f"{name}/{seed}"], flush=True)
@@ -58,9 +59,8 @@ def main() -> None:
     (asked.out / "peers.md").write_text(report(results))
 
 
-def speed(rounds: int) -> dict[str, Any]:
+def speed(rounds: int, names: list[str]) -> dict[str, Any]:
     """Medians over rounds of what each spends, in seconds, and of the ratios."""
-    names = [*LEARNERS, *(f"sb3, {n} processes" for n in PROCESSES)]
     children = {name: Child(name, 0, critic="policy") for name in names}
     times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     try:
@@ -81,11 +81,13 @@ def speed(rounds: int) -> dict[str, Any]:
     medians = {
         name: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]} for name, rows in times.items()
     }
+    others = [name for name in names if name != "embodied"]
+    batched = [name for name in others if name in LEARNERS]
     return {
         "seconds": medians,
-        "update": {name: round(ratios(name, lambda row: row["update"]), 3) for name in LEARNERS[1:]},
-        "learner": {name: round(ratios(name, learner_time), 3) for name in LEARNERS[1:]},
-        "steps/s": {name: round(1 / ratios(name, lambda row: row["total"] / row["steps"]), 2) for name in names[1:]},
+        "update": {name: round(ratios(name, lambda row: row["update"]), 3) for name in batched},
+        "learner": {name: round(ratios(name, learner_time), 3) for name in batched},
+        "steps/s": {name: round(1 / ratios(name, lambda row: row["total"] / row["steps"]), 2) for name in others},
     }
 
 

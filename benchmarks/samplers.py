@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from assembly import RESULTS, describe_host
 
@@ -192,8 +193,8 @@ def report(file: Path) -> None:
 def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Rows of a setting."""
     lines = [
-        "| sampler | seeds | success, mean | least - most | 95 % interval | steps to 50 % | by kind |",
-        "|---|---|---|---|---|---|---|",
+        "| sampler | seeds | success | least - most | 95 % interval | at 1/3 | at 2/3 of the steps | steps to 50 % | by kind |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for sampler, runs in by_sampler.items():
         rates = [one["final"]["success_at_end"] or 0.0 for one in runs]
@@ -202,9 +203,17 @@ def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
         tags = [statistics.mean(one["success by tag"][tag] for one in runs) for tag in ("inserted", "near", "far")]
         lines.append(
             f"| {sampler} | {len(runs)} | {statistics.mean(rates):.1%} | {min(rates):.1%} - {max(rates):.1%} | "
-            f"{low:.1%} - {high:.1%} | {', '.join(map(take_off, runs))} | {' / '.join(f'{t:.2f}' for t in tags)} |"
+            f"{low:.1%} - {high:.1%} | {on_the_way(runs, 1 / 3)} | {on_the_way(runs, 2 / 3)} | "
+            f"{', '.join(map(take_off, runs))} | {' / '.join(f'{t:.2f}' for t in tags)} |"
         )
     return lines
+
+
+def on_the_way(runs: list[dict[str, Any]], share: float) -> str:
+    """Success of each run at a share of its steps, between the periodic evaluations before and after."""
+    at = share * max(one["env_steps"] for one in runs)
+    found = [float(np.interp(at, one["curve"]["env_steps"], one["curve"]["fresh starts"])) for one in runs]
+    return ", ".join(f"{success:.1%}" for success in found)
 
 
 def take_off(one: dict[str, Any]) -> str:
