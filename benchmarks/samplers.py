@@ -6,7 +6,8 @@ skipped: interrupt the command and give it again. Settings and samplers were fix
 is held out: nothing was chosen by it. Results go to docs/results/samplers.json, and from it to samplers.md and a plot a
 setting; `report` only does that.
 
-`cost` times the samplers on a bank of 104,000 configurations (arXiv 2610.12465, locomotion) against a training iteration.
+`cost` times the samplers on a bank of 104,000 configurations (arXiv 2610.12465, locomotion) against a training iteration; set
+OMP_WAIT_POLICY=PASSIVE for it, as the console script does for a training.
 """
 
 from __future__ import annotations
