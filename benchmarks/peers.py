@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from assembly import RESULTS, describe_host
+from figures import side_by_side
 
 LEARNERS = ("embodied", "rsl_rl", "sb3")
 PROCESSES = (2, 8, 32)
@@ -57,6 +58,8 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
     (asked.out / "peers.md").write_text(report(results))
+    if "success" in results:
+        (asked.out / "peers.svg").write_text(plot(results["success"]))
 
 
 def speed(rounds: int, names: list[str]) -> dict[str, Any]:
@@ -209,8 +212,24 @@ def report(results: dict[str, Any]) -> str:
             name, seed = key.split("/")
             reached, last = "yes" if row["reached"] else "no", row["curve"][-1][2] if row["curve"] else 0.0
             lines.append(f"| {name} | {seed} | {reached} | {row['seconds']:.0f} | {row['env_steps']:,} | {last:.1%} |")
-        lines.append("")
+        lines += ["", "![Success against time and against steps](peers.svg)", ""]
     return "\n".join(lines)
+
+
+def plot(runs: dict[str, Any]) -> str:
+    """Success against seconds and against environment steps, of each learner's first seed."""
+    from embodied.report.charts import Axis, Line, line_chart
+
+    curves = {key.split("/")[0]: row["curve"] for key, row in reversed(runs.items())}
+    names = [name for name in LEARNERS if name in curves]
+    charts = []
+    for title, column in (
+        ("Success on fresh starts against seconds, evaluation left out", 1),
+        ("against environment steps", 0),
+    ):
+        lines = [Line(name, [(row[column], row[2]) for row in curves[name]], marked=True) for name in names]
+        charts.append(line_chart(title, lines, Axis("environment steps" if column == 0 else "seconds"), Axis("", percent=True)))
+    return side_by_side(charts, names)
 
 
 if __name__ == "__main__":

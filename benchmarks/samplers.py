@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from assembly import RESULTS, describe_host
+from figures import side_by_side
 
 from embodied.algos.trainer import single_threaded
 from embodied.report.charts import Axis, Line, line_chart
@@ -224,11 +225,6 @@ def take_off(one: dict[str, Any]) -> str:
     return next((f"{steps / 1e6:.2f} M" for steps, success in points if success >= 0.5), "-")
 
 
-STYLE = """svg{background:#fff;font:12px sans-serif}.tick{fill:#555}.grid,.axis{fill:none;stroke:#ddd}.axis{stroke:#999}
-.line{fill:none;stroke:currentColor;stroke-width:1.8}.dots{fill:currentColor}
-.c0{color:#0b68c8}.c1{color:#d4570a}.c2{color:#0a8a62}.c3{color:#ab3f90}.c4{color:#8a6a00}"""
-
-
 def plot(by_sampler: dict[str, list[dict[str, Any]]]) -> str:
     """Two charts side by side as one SVG: success on fresh starts, mean difficulty of the draws; lines are means over seeds."""
     axis = Axis("environment steps")
@@ -240,18 +236,7 @@ def plot(by_sampler: dict[str, list[dict[str, Any]]]) -> str:
             ("Distance from the goal of the starts drawn (mm)", "difficulty of the draws", Axis("", unit=1e-3)),
         )
     ]
-    inner = ""
-    for index, chart in enumerate(charts):
-        title = chart.partition("<figcaption>")[2].partition("</figcaption>")[0]
-        drawing = chart[chart.index("<svg") : chart.index("</svg>") + len("</svg>")]
-        inner += f'<text x="{10 + 440 * index}" y="18">{title}</text>'
-        inner += drawing.replace("<svg", f'<svg x="{440 * index}" y="28" width="420" height="220"', 1)
-    legend = "".join(
-        f'<text class="c{index}" fill="currentColor" x="{50 + 150 * index}" y="270">{name}</text>'
-        for index, name in enumerate(by_sampler)
-    )
-    size = 'width="870" height="285" viewBox="0 0 870 285"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{inner}{legend}</svg>\n'
+    return side_by_side(charts, list(by_sampler))
 
 
 def mean(runs: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
