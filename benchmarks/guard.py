@@ -144,7 +144,7 @@ def cases(ticks: int) -> dict[str, object]:
         commands = [state.command]
         for k in range(CHUNK):
             wanted, readings = attack(limits, state, draws, k)
-            state, verdict = guard(limits, state, wanted, readings)  # type: ignore[arg-type]
+            state, verdict = guard(limits, state, wanted, readings)
             commands.append(state.command)
             count[verdict.level] += 1
             if state.latch and draws.uniform[k, 0] > 1.0:
@@ -184,7 +184,7 @@ def cost(hz: float, ticks: int = 20_000) -> dict[str, object]:
         took = []
         for _ in range(5):
             began = time.perf_counter_ns()
-            after, verdict = guard(limits, state, wanted, CALM)  # type: ignore[arg-type]
+            after, verdict = guard(limits, state, wanted, CALM)
             took.append(time.perf_counter_ns() - began)
         state = after
         once[verdict.level].append(took[0])

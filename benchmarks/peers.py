@@ -1,4 +1,4 @@
-"""The same task through other learners: `python benchmarks/peers.py speed|success|report` (extra `bench`).
+"""The same task through other learners: `python benchmarks/peers.py speed|success|profile|report` (extra `bench`).
 
 Against rsl_rl's and Stable-Baselines3's PPO on the same worlds (task=assembly, 1024 of them, the same reset sampler), with the
 same networks (ELU, 128-128), 24 steps, 4 epochs of 4 minibatches, the same gamma, lambda, clipping, entropy bonus and first
@@ -37,7 +37,7 @@ TARGET, EVERY, EPISODES = 0.9, 10, 200
 def main() -> None:
     """Do what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "success", "report"])
+    parser.add_argument("what", choices=["speed", "success", "profile", "report"])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--minutes", type=float, default=10, help="success: of each training, at most")
@@ -55,11 +55,32 @@ def main() -> None:
                 with Child(name, seed, critic="critic") as child:
                     results.setdefault("success", {})[f"{name}/{seed}"] = {**child.ask("success", asked.minutes)}
                 print(name, seed, results["success"][f"{name}/{seed}"], flush=True)
+    if asked.what == "profile":
+        profile()
+        return
     asked.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
     (asked.out / "peers.md").write_text(report(results))
     if "success" in results:
         (asked.out / "peers.svg").write_text(plot(results["success"]))
+
+
+def profile() -> None:
+    """Print which operations an update of ours takes its time for, with one thread."""
+    import torch
+    from peers_learners import Embodied
+
+    from embodied.compose import compose
+
+    torch.set_num_threads(1)
+    ours = Embodied(compose("train", ["task=assembly"]).config, 0, "critic")
+    ours.iterate()
+    update = ours.learner.update
+    ours.learner.update = lambda: None  # a rollout, and no more
+    ours.iterate()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        update()
+    print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
 
 
 def speed(rounds: int, names: list[str]) -> dict[str, Any]:
@@ -137,17 +158,12 @@ def serve(pipe: Any, name: str, seed: int, critic: str) -> None:
 
     overrides = ["task=assembly", f"seed={seed}"]
     config = compose("train", overrides).config
-    if name == "embodied":
-        from peers_learners import Embodied as Learner
-    elif name == "rsl_rl":
-        from peers_learners import RslRl as Learner  # type: ignore[assignment]
-    elif name == "sb3":
-        from peers_learners import StableBaselines as Learner  # type: ignore[assignment]
-    else:
-        from peers_learners import StableBaselinesProcesses as Learner  # type: ignore[assignment]
+    from peers_learners import Embodied, RslRl, StableBaselines, StableBaselinesProcesses
 
+    if name not in LEARNERS:
         config["sim"]["num_worlds"] = int(name.split()[1])
-    learner = Learner(config, seed, critic)
+    kinds = {"embodied": Embodied, "rsl_rl": RslRl, "sb3": StableBaselines}
+    learner = kinds.get(name, StableBaselinesProcesses)(config, seed, critic)
     while True:
         try:
             what, argument = pipe.recv()

@@ -80,7 +80,7 @@ def successes(env: WorldsEnv, seed: int = 0) -> Tensor:
     done = torch.zeros(env.num_worlds, dtype=torch.bool)
     good = torch.zeros(env.num_worlds, dtype=torch.bool)
     for _ in range(env.max_episode_steps):
-        _, _, terminated, _, info = env.step(insert(env.task, env._seen, env._state))  # type: ignore[arg-type]
+        _, _, terminated, _, info = env.step(insert(env.task, env._seen, env._state))
         assert not info["invalid"].any()
         good |= info["success"] & ~done
         done |= terminated

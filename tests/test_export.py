@@ -233,7 +233,7 @@ def names_in(folder: Path) -> list[str]:
 
 def test_weights_that_are_not_finite_are_refused(config: dict, trained: tuple, file: Path) -> None:
     for value in (float("nan"), float("inf")):
-        with_weights(file, trained[1], lambda weights, x=value: weights["network.0.weight"][3, 4].fill_(x))  # type: ignore[misc]
+        with_weights(file, trained[1], lambda weights, x=value: weights["network.0.weight"][3, 4].fill_(x))
         with pytest.raises(BadInput, match=r"'network\.0\.weight' holds values that are not finite: export an earlier"):
             export(config, file)
         assert names_in(file.parent.parent) == ["checkpoints"]

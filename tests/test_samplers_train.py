@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import SMALL, assert_equal, cache, torch_as_found, train, weights  # noqa: F401
+from test_train import SMALL, assert_equal, cache, torch_as_found, train, weights  # noqa: F401  # fixtures, used by their names
 from worlds import make_engine, make_env, make_task, make_trainer, small_bank
 
 from embodied.cli import main

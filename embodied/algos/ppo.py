@@ -179,8 +179,10 @@ class PPO:
         """
         if not self.rollout.full:
             raise RuntimeError(f"update after {self.rollout.step} of {self.options.num_steps} steps")
-        with one_thread(self.device.type == "cpu") as threads:
-            return self._update(threads)
+        on_cpu = self.device.type == "cpu"
+        with one_thread(on_cpu) as threads:
+            # elsewhere one thread keeps the device busy, and the order of its work is the program's
+            return self._update(threads if on_cpu else 1)
 
     def _update(self, threads: int) -> dict[str, Tensor]:
         options, rollout = self.options, self.rollout

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embodied.algos.trainer import single_threaded
 from embodied.commands.build import make_engine, make_task
+from embodied.commands.memory import peak
 from embodied.commands.train import build
 from embodied.compose import Invocation
 from embodied.sim.env import WorldsEnv
@@ -58,7 +59,7 @@ def run(invocation: Invocation) -> int:
     before = psutil.Process().memory_info().rss
     trainer, _ = build(config, task, lambda text: print(text, flush=True))
     trainer.reset(config["seed"])
-    env: WorldsEnv = trainer.env  # type: ignore[assignment]
+    env: WorldsEnv = trainer.env  # type: ignore[assignment]  # what `build` made; the trainer knows it as a VecEnv
     num_worlds, steps = env.num_worlds, trainer.learner.steps_per_iteration
     for _ in range(WARM_UP):
         trainer.iterate()
@@ -105,7 +106,7 @@ def run(invocation: Invocation) -> int:
                 "env_ratio": round(ratios["env"], 3),
                 "train_ratio": round(ratios["train"], 3),
                 "bytes_per_world": round((memory - before) / num_worlds),
-                "peak_rss_bytes": peak_rss(),
+                "peak_rss_bytes": peak(),
             }
         )
     )
@@ -127,12 +128,3 @@ def _replay(engine: Engine, recorder: Recorder, substeps: int) -> float:
         if mask is not None and rows is not None:
             engine.set_state(rows, mask)
     return time.perf_counter() - begin
-
-
-def peak_rss() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    import resource
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

@@ -245,7 +245,7 @@ def measure(config: dict[str, Any], num_worlds: int, minibatch: int | None) -> d
             batch = config["algo"]["num_steps"] * num_worlds
             config["algo"] |= {"minibatch_size": minibatch or batch, "epochs": 1}
         trainer, _ = build(config, task, lambda text: None)
-        env: WorldsEnv = trainer.env  # type: ignore[assignment]
+        env: WorldsEnv = trainer.env  # type: ignore[assignment]  # what `build` made; the trainer knows it as a VecEnv
         env.engine = _Idle(env.engine)
         if isinstance(env.sampler, TryingSampler):
             env.sampler.evaluate = _untried

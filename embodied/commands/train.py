@@ -128,7 +128,7 @@ def _learn(run: Run, task: Any, resume_iteration: int | None) -> str:
     with MetricsLog(run.folder, resume_iteration) as log, progress, _deferred_interrupt() as interrupted:
         if resume_iteration is None:
             run.save()
-        trainer.env.on_warning(progress.message)  # type: ignore[attr-defined]
+        trainer.env.on_warning(progress.message)  # type: ignore[attr-defined]  # a WorldsEnv, by `build`
         while True:
             reason = _bound_reached(budget, trainer, time.time() - started)
             if reason is None and interrupted():

@@ -64,7 +64,7 @@ class Recorder:
         file.close()
         try:
             self._wait(START_S, lambda: self._ready, "has not started")
-        except BaseException:
+        except BaseException:  # Ctrl-C as well: no recorder process and no empty journal may stay behind
             self._socket.close()
             self._child.kill()
             self._child.wait()

@@ -119,7 +119,7 @@ class _Buffered(torch.autograd.Function):
             ctx.activation, ctx.inputs, ctx.buffers = activation, inputs, buffers
             ctx.save_for_backward(*parameters)  # torch then notices if one is changed before the gradient is taken
         weight, bias = layers[-1]
-        # a few outputs take half the time when the narrow matrix comes first
+        # the narrow matrix first, as in `_outer`
         return torch.addmm(bias.unsqueeze(1), weight, inputs[-1].t()).t()
 
     @staticmethod
@@ -137,7 +137,7 @@ class _Buffered(torch.autograd.Function):
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """a.T @ b, [A, B] of a [M, A] and b [M, B], with the narrower of them first: up to a third faster."""
+    """a.T @ b, [A, B] of a [M, A] and b [M, B], with the narrower of them first, which MKL does faster."""
     return a.t() @ b if a.shape[1] <= b.shape[1] else (b.t() @ a).t()
 
 

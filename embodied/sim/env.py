@@ -177,7 +177,7 @@ class WorldsEnv:
         }
         self._invalid_total = self._invalid_total + invalid.sum()
         if self._warn is not None and engine.device.type == "cpu" and bool(invalid.any()):
-            self._report(invalid, health, bad_action)
+            self._report(self._warn, invalid, health, bad_action)
         if self._scorer is not None:
             self._visited.append(torch.where(invalid, -1, self._slots))
         slots = self.sampler.sample()
@@ -201,10 +201,10 @@ class WorldsEnv:
         new = self.task.observe(*parts)
         return {name: x.index_copy(0, ids, new[name]) for name, x in final_obs.items()}
 
-    def _report(self, invalid: Tensor, health: Tensor, bad_action: Tensor) -> None:
+    def _report(self, warn: Callable[[str], None], invalid: Tensor, health: Tensor, bad_action: Tensor) -> None:
         for world in torch.nonzero(invalid)[:4, 0].tolist():
             cause = "non-finite action" if bad_action[world] else describe_health(int(health[world]))
-            self._warn(f"world {world}: {cause}; quarantined and reset (start {int(self._slots[world])})")  # type: ignore[misc]
+            warn(f"world {world}: {cause}; quarantined and reset (start {int(self._slots[world])})")
 
     def on_warning(self, warn: Callable[[str], None] | None) -> None:
         """Where one line is sent for each world that had to be quarantined."""

@@ -150,7 +150,7 @@ def _of_sensors(add: Add, spec: PolicySpec) -> None:
     )
     position = says(lambda cell: Line(rewrite=stuck("tcp_pos")))
     add("stuck_position", "the measured tool position is stuck", halts(spec, "tcp_pos", "stuck"), position)
-    whole, payload = (says(lambda cell, how=how: Line(repeat=how)) for how in ("whole", "payload"))  # type: ignore[misc]
+    whole, payload = (says(lambda cell, how=how: Line(repeat=how)) for how in ("whole", "payload"))  # type: ignore[misc]  # mypy infers no lambda with a default
     add("frozen_state", "the last state again and again", halts(spec, "state"), whole)
     add("frozen_state_new_stamps", "the last state again and again, with new stamps", halts(spec, "stuck"), payload)
 
