@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from worlds import joint_vectors
 
 from embodied.sim.robots.arm import REFERENCE_QUAT, build_arm
 from embodied.sim.robots.franka import FrankaOptions, franka
@@ -59,12 +59,7 @@ def model() -> mujoco.MjModel:
     return build_arm(ARM, TOOL)[0].compile()
 
 
-joint_vectors = st.lists(st.floats(0.0, 1.0), min_size=7, max_size=7).map(
-    lambda u: np.array([j.lower + x * (j.upper - j.lower) for j, x in zip(ARM.spec.joints, u, strict=True)])
-)
-
-
-@given(q=joint_vectors)
+@given(q=joint_vectors(ARM))
 @settings(max_examples=50, deadline=None)
 def test_model_and_kinematics_follow_the_published_parameters(model: mujoco.MjModel, q: np.ndarray) -> None:
     data = mujoco.MjData(model)

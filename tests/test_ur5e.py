@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted import cell, env_from
-from worlds import make_engine
+from worlds import joint_vectors, make_engine
 
 from embodied.deploy.limits import Limits
 from embodied.sim.robots.arm import REFERENCE_QUAT, build_arm
@@ -59,12 +58,7 @@ def model() -> mujoco.MjModel:
     return build_arm(ARM, TOOL)[0].compile()
 
 
-joint_vectors = st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6).map(
-    lambda u: np.array([j.lower + x * (j.upper - j.lower) for j, x in zip(ARM.spec.joints, u, strict=True)])
-)
-
-
-@given(q=joint_vectors)
+@given(q=joint_vectors(ARM))
 @settings(max_examples=50, deadline=None)
 def test_model_and_kinematics_follow_the_published_parameters(model: mujoco.MjModel, q: np.ndarray) -> None:
     data = mujoco.MjData(model)

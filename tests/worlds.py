@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from embodied.algos.ppo import PPO, PPOOptions
 from embodied.algos.trainer import Trainer
@@ -15,10 +17,18 @@ from embodied.sim.engines.cpu import CpuEngine
 from embodied.sim.env import WorldsEnv
 from embodied.sim.fresh import FreshStarts
 from embodied.sim.resets import ResetBank
+from embodied.sim.robots.arm import Arm
 from embodied.sim.robots.franka import FrankaOptions, franka
 from embodied.sim.samplers.success_guided import SuccessGuided, SuccessGuidedOptions
 from embodied.sim.tasks.assembly import Assembly
 from embodied.sim.tasks.assembly_options import AssemblyOptions, BankOptions
+
+
+def joint_vectors(arm: Arm) -> st.SearchStrategy[np.ndarray]:
+    """Joint positions anywhere between an arm's limits."""
+    joints = arm.spec.joints
+    shares = st.lists(st.floats(0.0, 1.0), min_size=len(joints), max_size=len(joints))
+    return shares.map(lambda u: np.array([j.lower + x * (j.upper - j.lower) for j, x in zip(joints, u, strict=True)]))
 
 
 def make_task(**changes: Any) -> Assembly:
