@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from embodied.deploy.artifact import COMMANDS, PolicyArtifact, differences, needed_readings
+from embodied.deploy.artifact import PolicyArtifact, commands, differences, kept, needed_readings
 from embodied.deploy.export import Case, Origin, write_policy
 from embodied.policies.gaussian import GaussianPolicy, MLPOptions
 from embodied.sim.robots.franka import FrankaOptions, franka
@@ -28,12 +28,12 @@ from embodied.sim.tasks.assembly import policy_spec
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.observe import observe
 from embodied.spec.policy import PolicySpec, Term
-from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
+from embodied.spec.robot import ArmSpec, ImpedanceSpec, JointSpec, MotionSpec
 from embodied.spec.rotations import quat_multiply, rotvec_to_quat
 
 SPEC = policy_spec(franka(FrankaOptions()))
 ROBOT = SPEC.robot
-READINGS = needed_readings(SPEC)
+READINGS, COMMANDS = needed_readings(SPEC), commands(SPEC)
 D = SPEC.obs_size
 
 
@@ -405,7 +405,7 @@ def test_sha256_is_that_of_the_file(artifact: PolicyArtifact, file: Path) -> Non
 # -- policy and robot ----------------------------------------------------------------------------------------------------
 
 
-def differ(robot: RobotSpec) -> list[str]:
+def differ(robot: ArmSpec) -> list[str]:
     return differences(SPEC, robot, READINGS, COMMANDS)
 
 
@@ -423,14 +423,14 @@ def other(value: Any) -> Any:
 
 def test_a_robot_like_the_policys_differs_in_nothing() -> None:
     assert differ(ROBOT) == []
-    assert differ(RobotSpec.from_dict(json.loads(json.dumps(dataclasses.asdict(ROBOT))))) == []
+    assert differ(ArmSpec.from_dict(json.loads(json.dumps(dataclasses.asdict(ROBOT))))) == []
     assert differences(SPEC, ROBOT, READINGS | {"temperature": 1}, COMMANDS | {"gripper": 1}) == []
 
 
-def changes() -> dict[str, tuple[RobotSpec, Any, Any]]:
-    """Every field of every part of a RobotSpec, changed alone: by name, with the values before and after."""
+def changes() -> dict[str, tuple[ArmSpec, Any, Any]]:
+    """Every field of every part of an ArmSpec, changed alone: by name, with the values before and after."""
     found = {}
-    for field in dataclasses.fields(RobotSpec):
+    for field in (field for field in dataclasses.fields(ArmSpec) if field.init):
         value = getattr(ROBOT, field.name)
         if field.name == "joints":
             for inner in dataclasses.fields(JointSpec):
@@ -539,7 +539,7 @@ def test_needed_readings_are_those_that_observing_asks_for() -> None:
     sizes = needed_readings(spec)
     rng = np.random.default_rng(0)
     values = {name: rng.standard_normal((2, size)) for name, size in sizes.items()}
-    memory = {name: rng.standard_normal((2, size)) for name, size in (COMMANDS | {"last_action": 6}).items()}
+    memory = {name: rng.standard_normal((2, size)) for name, size in kept(spec).items()}
     readings = Recorded(values)
     assert observe(spec, readings, memory).shape == (2, spec.obs_size)
     assert {"hand_pos", "hand_quat", "tray_pos", "tray_quat", "hand_linvel", "hand_angvel"} <= readings.asked

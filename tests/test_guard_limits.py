@@ -13,7 +13,7 @@ from test_guard import ARM, CALM, DOWN, FREE, HERE, INF, NAN, arm, exact, turned
 from embodied.deploy.guard import Level, guard, start
 from embodied.deploy.limits import AXES, Limits
 from embodied.spec.errors import BadInput
-from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
+from embodied.spec.robot import ArmSpec, ImpedanceSpec, JointSpec, MotionSpec
 
 BAD_STARTS = [
     ((0.2, 0.0, 0.25), DOWN, "tcp x: position 0.2 m, limit 0.25"),
@@ -57,7 +57,7 @@ def test_limits_of_a_robot():
     joints = tuple(JointSpec(name, low, high, fast, 10.0, 5000.0, 87.0, 0.0) for name, low, high, fast in ARM["joints"])
     impedance = ImpedanceSpec((1500.0, 20.0), (120.0, 2.0), (40.0, 4.0), (1.0, 1.0), (0.008, 0.05))
     motion = MotionSpec((0.25, 1.0), (9.0, 17.0), (4500.0, 8500.0), (40.0, 8.0), press_s=0.1)
-    robot = RobotSpec("arm", joints, "tcp", impedance, motion, ((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)), 0.002, 0.04, "hold")
+    robot = ArmSpec("arm", joints, 0.002, 0.04, "hold", "tcp", impedance, motion, ((0.25, 0.75), (-0.35, 0.35), (0.0, 0.5)))
     assert Limits.of(robot) == arm(press=3)  # the first tick at which 0.1 s are over
     assert Limits.of(robot, 0.02) == arm(dt=0.02, press=5)
     for seconds, press in ((0.0, 1), (0.04, 1), (0.0401, 2), (0.12, 3), (3 * 0.04, 3), (0.1201, 4)):

@@ -16,7 +16,7 @@ from embodied.algos import checkpoint
 from embodied.algos.trainer import single_threaded
 from embodied.commands.build import make_fresh_env, make_policy, make_task
 from embodied.compose import Invocation
-from embodied.deploy.artifact import needed_readings
+from embodied.deploy.artifact import kept, needed_readings
 from embodied.deploy.export import Case, Exported, Origin, write_policy
 from embodied.runs import folder_of
 from embodied.sim.fresh import FreshStarts
@@ -113,7 +113,7 @@ def _case(env: FreshStarts, task: Any, world: int) -> Case:
     row = slice(world, world + 1)
     return Case(
         {name: readings[name][row] for name in needed_readings(task.spec)},
-        {name: state["state"][name][row] for name in ("target_pos", "target_quat", "last_action")},
+        {name: state["state"][name][row] for name in kept(task.spec)},
     )
 
 

@@ -23,28 +23,61 @@ from numpy.typing import NDArray
 
 from embodied.spec.errors import BadInput, Fault, nearest
 from embodied.spec.observe import command, observe
-from embodied.spec.policy import PolicySpec
-from embodied.spec.robot import RobotSpec
+from embodied.spec.policy import JointTargets, PolicySpec, Term, ToolMotion, of_arm
+from embodied.spec.robot import ArmSpec
 
 FORMAT = 1
 KEY = "embodied"
 TOLERANCE = 1e-5
 """Largest difference of an observation, action [1], position [m] or quaternion component that still counts as the same."""
-COMMANDS = {"target_pos": 3, "target_quat": 4}
-"""What a policy commands, and the sizes."""
 AGAIN = "`embodied export checkpoint=<run>` writes one"
 
 _VECTORS = ("tcp_pos", "tcp_linvel", "tcp_angvel", "force", "torque")
-_MOTIONS = {"linear_velocity": "linvel", "angular_velocity": "angvel"}
 
 
 def needed_readings(spec: PolicySpec) -> dict[str, int]:
     """Names and sizes of the readings that observing, commanding, judging success and guarding the robot take."""
-    joints = len(spec.robot.joints)
-    sizes = dict.fromkeys(_VECTORS, 3) | {"tcp_quat": 4, "joint_pos": joints, "joint_vel": joints}
-    for frame in spec.frames:
-        sizes |= {f"{frame}_pos": 3, f"{frame}_quat": 4}
-    return sizes | {f"{term.of}_{_MOTIONS[term.kind]}": 3 for term in spec.terms if term.kind in _MOTIONS}
+    joints, sizes = len(spec.robot.joints), {}
+    if isinstance(spec.robot, ArmSpec):
+        sizes = dict.fromkeys(_VECTORS, 3) | {"tcp_quat": 4, "joint_pos": joints, "joint_vel": joints}
+        for frame in spec.frames:
+            sizes |= {f"{frame}_pos": 3, f"{frame}_quat": 4}
+    for term in spec.terms:
+        sizes |= _readings_of(term, joints)
+    return sizes
+
+
+def _readings_of(term: Term, joints: int) -> dict[str, int]:
+    """Names and sizes of the readings that one term takes."""
+    own = {
+        "position": {f"{term.of}_pos": 3},
+        "linear_velocity": {f"{term.of}_linvel": 3},
+        "angular_velocity": {f"{term.of}_angvel": 3},
+        "rotation": {f"{term.of}_quat": 4},
+        "rotation_matrix": {f"{term.of}_quat": 4},
+        "gravity": {f"{term.of}_quat": 4},
+        "gyro": {"gyro": 3},
+        "joint_position": {"joint_pos": joints},
+        "joint_velocity": {"joint_vel": joints},
+        "request": {"request": term.count},
+        "heights": {"heights": term.count},
+    }.get(term.kind, {})
+    if term.frame != "base":
+        own |= {f"{term.frame}_quat": 4} | ({f"{term.frame}_pos": 3} if term.kind == "position" else {})
+    return own
+
+
+def commands(spec: PolicySpec) -> dict[str, int]:
+    """Names and sizes of what a policy commands."""
+    if isinstance(spec.action, ToolMotion):
+        return {"target_pos": 3, "target_quat": 4}
+    return {"target_joints" if isinstance(spec.action, JointTargets) else "rotor_speeds": spec.action.size}
+
+
+def kept(spec: PolicySpec) -> dict[str, int]:
+    """Names and sizes of what is remembered from one control step to the next."""
+    history = {"past_actions": spec.history * spec.action.size} if spec.history else {}
+    return (commands(spec) if isinstance(spec.action, ToolMotion) else {}) | {"last_action": spec.action.size} | history
 
 
 @dataclass(frozen=True)
@@ -107,7 +140,7 @@ class PolicyArtifact:
                 self._compare(number, f"observation '{term.name}'", got, want)
             self._compare(number, "action", self.act(seen), action)
             commanded = command(self.spec, action, readings, memory)
-            for name in COMMANDS:
+            for name in commands(self.spec):
                 self._compare(number, f"command {name}", commanded[name], np.array(case["command"][name]))
         broken = np.zeros((self.spec.obs_size, self.spec.obs_size), np.float32)
         np.fill_diagonal(broken, np.nan)
@@ -130,7 +163,7 @@ class PolicyArtifact:
             )
 
 
-def differences(spec: PolicySpec, robot: RobotSpec, readings: Mapping[str, int], commands: Mapping[str, int]) -> list[str]:
+def differences(spec: PolicySpec, robot: ArmSpec, readings: Mapping[str, int], takes: Mapping[str, int]) -> list[str]:
     """What keeps a policy from running on a robot: a line for each difference, both values named, and what to do.
 
     The order of joints may differ: whoever runs the policy maps them by name.
@@ -139,14 +172,14 @@ def differences(spec: PolicySpec, robot: RobotSpec, readings: Mapping[str, int],
         spec: what the policy was made for.
         robot: what the robot says of itself.
         readings: names and sizes of the readings that the robot gives.
-        commands: names and sizes of the commands that it takes.
+        takes: names and sizes of the commands that it takes.
 
     Returns:
         An empty list where the policy may run.
     """
-    made = spec.robot
+    made, _ = of_arm(spec)
     lines = []
-    for option in fields(RobotSpec):
+    for option in fields(ArmSpec):
         ours, theirs = getattr(made, option.name), getattr(robot, option.name)
         if option.name == "joints":
             lines += _joint_differences(made, robot)
@@ -162,7 +195,7 @@ def differences(spec: PolicySpec, robot: RobotSpec, readings: Mapping[str, int],
     return [
         *lines,
         *_offer_differences("reading", "gives", needed_readings(spec), readings, "add a sensor, calibration or estimate of it"),
-        *_offer_differences("command", "takes", COMMANDS, commands, "use a bridge that takes Cartesian targets"),
+        *_offer_differences("command", "takes", commands(spec), takes, "use a bridge that takes Cartesian targets"),
     ]
 
 
@@ -185,7 +218,7 @@ def _text(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-def _joint_differences(made: RobotSpec, robot: RobotSpec) -> list[str]:
+def _joint_differences(made: ArmSpec, robot: ArmSpec) -> list[str]:
     ours = {joint.name: joint for joint in made.joints}
     theirs = {joint.name: joint for joint in robot.joints}
     lines = [
@@ -206,7 +239,7 @@ def _joint_differences(made: RobotSpec, robot: RobotSpec) -> list[str]:
     return lines
 
 
-def _null_damping_differences(made: RobotSpec, robot: RobotSpec) -> list[str]:
+def _null_damping_differences(made: ArmSpec, robot: ArmSpec) -> list[str]:
     values = robot.impedance.null_damping
     if len(values) != len(robot.joints):
         return [f"impedance.null_damping: the robot has {len(values)} values for {len(robot.joints)} joints: give one a joint"]
@@ -314,8 +347,8 @@ def _check_cases(path: Path, metadata: dict[str, Any], spec: PolicySpec) -> None
     """Golden cases are there, with everything that the chain needs, in the right sizes."""
     sizes = {
         **{f"readings.{name}": size for name, size in needed_readings(spec).items()},
-        **{f"memory.{name}": size for name, size in (COMMANDS | {"last_action": spec.action.size}).items()},
-        **{f"command.{name}": size for name, size in COMMANDS.items()},
+        **{f"memory.{name}": size for name, size in kept(spec).items()},
+        **{f"command.{name}": size for name, size in commands(spec).items()},
         "observation": spec.obs_size,
         "action": spec.action.size,
     }

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from embodied.deploy.wire import Reason
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec
 
 SLACK = 1.05  # of the velocity limit: the runner's clock and the robot's tick apart
@@ -17,7 +17,7 @@ SLACK = 1.05  # of the velocity limit: the runner's clock and the robot's tick a
 class Body(Protocol):
     """A robot proper. Arrays are float, one-dimensional; poses in the base frame, quaternions wxyz."""
 
-    spec: RobotSpec
+    spec: ArmSpec
     layout: Mapping[str, int]
     """Readings that it gives, by name, with their sizes: `target_pos`, `target_quat` (what it keeps) among them."""
     dt: float
@@ -48,7 +48,7 @@ class Body(Protocol):
         ...
 
 
-def refusal(spec: RobotSpec, pos: Any, quat: Any, before: Any, elapsed: float) -> tuple[Reason, str]:
+def refusal(spec: ArmSpec, pos: Any, quat: Any, before: Any, elapsed: float) -> tuple[Reason, str]:
     """Why a robot refuses a target, Reason.NONE if it does not: finite, inside the workspace, no faster than allowed.
 
     Args:
@@ -71,7 +71,7 @@ def refusal(spec: RobotSpec, pos: Any, quat: Any, before: Any, elapsed: float) -
     return Reason.NONE, ""
 
 
-def jumps(spec: RobotSpec, pos: Any, quat: Any, before: Any) -> bool:
+def jumps(spec: ArmSpec, pos: Any, quat: Any, before: Any) -> bool:
     """Whether a finite target is farther from the one that is kept than a tick from rest can take it; as `refusal`."""
     step = np.abs(pos - before[0]).max()
     twist = np.abs(quat_to_rotvec(quat_multiply(quat, quat_conjugate(np.asarray(before[1], float))))).max()
@@ -80,7 +80,7 @@ def jumps(spec: RobotSpec, pos: Any, quat: Any, before: Any) -> bool:
     return bool(step > SLACK * near[0] or twist > SLACK * near[1])
 
 
-def joint_outside(spec: RobotSpec, positions: Any) -> str:
+def joint_outside(spec: ArmSpec, positions: Any) -> str:
     """The first joint outside its limits, in words; empty if none is."""
     for joint, at in zip(spec.joints, positions, strict=True):
         if not joint.lower <= at <= joint.upper:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied import __version__
-from embodied.deploy.artifact import FORMAT, KEY, TOLERANCE, PolicyArtifact
+from embodied.deploy.artifact import FORMAT, KEY, TOLERANCE, PolicyArtifact, commands
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.observe import command, observe
 from embodied.spec.policy import PolicySpec
@@ -152,7 +152,7 @@ def _golden(act: nn.Module, spec: PolicySpec, case: Case) -> dict[str, Any]:
         "memory": {name: value.tolist() for name, value in memory.items()},
         "observation": obs.tolist(),
         "action": action.tolist(),
-        "command": {name: commanded[name].tolist() for name in ("target_pos", "target_quat")},
+        "command": {name: commanded[name].tolist() for name in commands(spec)},
     }
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embodied.spec.errors import BadInput
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec
 
 AXES = ("tcp x", "tcp y", "tcp z", "tcp rx", "tcp ry", "tcp rz")
 XYZ = ("x", "y", "z")
@@ -75,7 +75,7 @@ class Limits:
             raise BadInput(f"guard limits: {complaint}")
 
     @classmethod
-    def of(cls, robot: RobotSpec, dt: float | None = None) -> Limits:
+    def of(cls, robot: ArmSpec, dt: float | None = None) -> Limits:
         """The limits of `robot`, at a tick of `dt` seconds (default: the robot's control step)."""
         motion, turns = robot.motion, (math.inf,) * 3
         lower = (*(low for low, _ in robot.workspace), *(-turn for turn in turns))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embodied.deploy import wire
 from embodied.deploy.wire import Kind, Malformed, State
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec, RobotSpec
 
 DEFAULT = "127.0.0.1:47000"
 Readings = dict[str, NDArray[np.float32]]
@@ -85,7 +85,7 @@ class Link:
         """What the robot says of itself: `robot`, `readings`, `commands`, `watchdog_s`, ...
 
         Raises:
-            Fault: nobody answers, or it speaks another version of the wire.
+            Fault: nobody answers, or it speaks another version of the wire, or it is no arm.
         """
         answer = self.request("hello", timeout_s=timeout_s)
         if answer["wire"] != wire.VERSION:
@@ -95,7 +95,10 @@ class Link:
         description: dict[str, Any] = answer["description"]
         self._hash = wire.spec_hash(description)
         self._layout, self._commands = description["readings"], description["commands"]
-        self.robot = RobotSpec.from_dict(description["robot"])
+        robot = RobotSpec.from_dict(description["robot"])
+        if not isinstance(robot, ArmSpec):
+            raise Fault(f"the robot at {self._name}, '{robot.name}', is no arm: expected one")
+        self.robot = robot
         self.status: dict[str, Any] = {name: answer[name] for name in ("status", "reason", "holder")}
         return description
 

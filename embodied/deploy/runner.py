@@ -26,6 +26,7 @@ from embodied.deploy.states import Machine, Mode
 from embodied.deploy.wire import Reason, Status
 from embodied.spec.errors import Fault
 from embodied.spec.observe import Memory, command, observe, start_memory, succeeded
+from embodied.spec.policy import of_arm
 
 ALIGN_S = 2.0
 REST_S = 2.0
@@ -64,7 +65,8 @@ class Runner:
         self.spec, self.link, self.brain, self.journal = policy.spec, link, brain, journal
         self.dt = self.spec.robot.control_dt
         self.watchdog_s, self.lockstep, self.hold_s = watchdog_s, lockstep, hold_s
-        self.limits = guard.Limits.of(self.spec.robot, self.dt)
+        robot, self.success = of_arm(self.spec)
+        self.limits = guard.Limits.of(robot, self.dt)
         self.machine = Machine(self._transition)
         self.pace, self.timing = Pace(self.dt), Timing()
         self.stopping = False
@@ -176,8 +178,8 @@ class Runner:
                 self.machine.renew()
         age_us = self.link.latest.age_us(began) if self.link.latest else 0
         if not trouble:
-            self._held = self._held + 1 if bool(succeeded(self.spec.success, readings)[0]) else 0
-            if self._held >= self.spec.success.steps:
+            self._held = self._held + 1 if bool(succeeded(self.success, readings)[0]) else 0
+            if self._held >= self.success.steps:
                 return "success"
         if self.stopping:
             return "stopped"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embodied.sim.engines import describe_health
 from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Engine
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec
 
 _SIZES = {"tcp_pos": 3, "tcp_quat": 4, "tcp_linvel": 3, "tcp_angvel": 3, "force": 3, "torque": 3}
 
@@ -65,7 +65,7 @@ class SimulatedRobot:
         joints = task.arm.spec.joints
         self._order = list(range(len(joints)))[:: -1 if reality.reversed_joints else 1]
         damping = task.arm.spec.impedance.null_damping
-        self.spec: RobotSpec = replace(
+        self.spec: ArmSpec = replace(
             task.arm.spec,
             joints=tuple(joints[i] for i in self._order),
             impedance=replace(task.arm.spec.impedance, null_damping=tuple(damping[i] for i in self._order)),

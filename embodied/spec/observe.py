@@ -5,17 +5,22 @@ Both are pure and batched: N worlds (a robot is a batch of one), torch tensors o
 `readings`, by name: `<frame>_pos` [N, 3] m and `<frame>_quat` [N, 4] wxyz for every frame of the spec, in the robot's base
 frame; `tcp_linvel` [N, 3] m/s and `tcp_angvel` [N, 3] rad/s in the base frame; `force` [N, 3] N and `torque` [N, 3] N m at
 the wrist sensor, in the tcp's orientation, exerted by the environment on the tool; `joint_pos` [N, J] rad and `joint_vel`
-[N, J] rad/s in the order of the spec's joints, where a term asks for them.
+[N, J] rad/s in the order of the spec's joints; `gyro` [N, 3] rad/s, the body's angular velocity in its own frame; `request`
+[N, K], what is asked of the robot, and `heights` [N, K] m: each where a term asks for it. What moves about gives its body's
+frame in place of the tool's, in a base frame that is fixed to the ground.
 
-`memory`: `target_pos` [N, 3], `target_quat` [N, 4] (base frame), `last_action` [N, 6].
+`memory`: `last_action` [N, A] and what the action commands: `target_pos` [N, 3] and `target_quat` [N, 4] (base frame),
+`target_joints` [N, J] rad, or `rotor_speeds` [N, R] rpm; `past_actions` [N, H A], the last one first, where a term sees them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import cast
 
-from embodied.spec.policy import PolicySpec, SuccessSpec, Term
+from embodied.spec.policy import JointTargets, PolicySpec, SuccessSpec, Term, ToolMotion
+from embodied.spec.robot import ArmSpec, RotorcraftSpec
 from embodied.spec.rotations import (
     Array,
     clamp,
@@ -24,10 +29,12 @@ from embodied.spec.rotations import (
     normalise,
     quat_conjugate,
     quat_multiply,
+    quat_to_matrix,
     quat_to_rotvec,
     rotate,
     rotate_inverse,
     rotvec_to_quat,
+    zeros,
 )
 
 Readings = Mapping[str, Array]
@@ -35,16 +42,25 @@ Memory = dict[str, Array]
 
 
 def start_memory(spec: PolicySpec, readings: Readings) -> Memory:
-    """The memory at an episode's beginning: the target is where the tool is, nothing has been commanded."""
-    xp = namespace(readings["tcp_pos"])
-    pos, quat = readings["tcp_pos"], readings["tcp_quat"]
-    zeros = xp.zeros_like(pos)
-    return {"target_pos": pos, "target_quat": quat, "last_action": xp.concatenate([zeros, zeros], -1)}
+    """The memory at an episode's beginning: a target where the robot is, and nothing commanded."""
+    some = next(iter(readings.values()))
+    xp, action = namespace(some), spec.action
+    if isinstance(action, ToolMotion):
+        memory = {"target_pos": readings["tcp_pos"], "target_quat": readings["tcp_quat"]}
+    elif isinstance(action, JointTargets):
+        memory = {"target_joints": xp.zeros_like(readings["joint_pos"]) + like(spec.robot.home, some)}
+    else:
+        memory = {}
+    memory["last_action"] = zeros(some, action.size)
+    if spec.history:
+        memory["past_actions"] = zeros(some, spec.history * action.size)
+    return memory
 
 
 def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
     """The policy's observation [N, D], terms in the spec's order."""
-    xp = namespace(readings["tcp_pos"])
+    some = next(iter(readings.values()))
+    xp = namespace(some)
     values: list[Array] = [None] * len(spec.terms)
     turned: dict[str, list[int]] = {}
     for i, term in enumerate(spec.terms):
@@ -58,7 +74,7 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
         vectors = rotate_inverse(readings[f"{frame}_quat"][..., None, :], xp.stack([values[i] for i in indices], -2))
         for k, i in enumerate(indices):
             values[i] = vectors[..., k, :]
-    inverse_scale, bound = (like(x, readings["tcp_pos"]) for x in spec.scaling)
+    inverse_scale, bound = (like(x, some) for x in spec.scaling)
     return clamp(xp.concatenate(values, -1) * inverse_scale, -bound, bound)
 
 
@@ -83,29 +99,45 @@ def turn_about_z(quat: Array) -> Array:
 
 
 def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory) -> Memory:
-    """The memory after `action` [N, 6] in [-1, 1]: its `target_pos` and `target_quat` are the command to the robot.
-
-    The target moves by the action in the spec's action frame and is leashed to the measured pose: bounded tracking error
-    times stiffness is bounded contact force (the policy-level action integrator of IndustReal, arXiv 2305.17110). It
-    stays inside the robot's workspace.
-    """
+    """The memory after `action` [N, A] in [-1, 1]; what it commands is in it, see above."""
     action = clamp(action, -1.0, 1.0)
-    frame = _orientation(spec.action.frame, readings)
-    leash = spec.robot.impedance.leash
-    move = action[..., :3] * spec.action.translation
-    turn = action[..., 3:] * spec.action.rotation
+    kind = spec.action
+    if isinstance(kind, ToolMotion):
+        commanded = _move_tool(spec, kind, action, readings, memory)
+    elif isinstance(kind, JointTargets):
+        commanded = {"target_joints": like(spec.robot.home, action) + action * like(kind.scale, action)}
+    else:
+        low, high = cast(RotorcraftSpec, spec.robot).rpm
+        commanded = {"rotor_speeds": (low + high) / 2 + (high - low) / 2 * action}
+    commanded["last_action"] = action
+    if spec.history:
+        past = memory["past_actions"]
+        commanded["past_actions"] = namespace(past).concatenate([action, past[..., : -kind.size]], -1)
+    return commanded
+
+
+def _move_tool(spec: PolicySpec, kind: ToolMotion, action: Array, readings: Readings, memory: Memory) -> Memory:
+    """The tool's target, moved by the action in the spec's action frame and leashed to the measured pose.
+
+    Bounded tracking error times stiffness is bounded contact force (the policy-level action integrator of IndustReal, arXiv
+    2305.17110). The target stays inside the robot's workspace.
+    """
+    robot = cast(ArmSpec, spec.robot)
+    frame = _orientation(kind.frame, readings)
+    leash = robot.impedance.leash
+    move = action[..., :3] * kind.translation
+    turn = action[..., 3:] * kind.rotation
     if frame is not None:
         move, turn = rotate(frame, move), rotate(frame, turn)
     lead = memory["target_pos"] + move - readings["tcp_pos"]
     wanted = quat_multiply(rotvec_to_quat(turn), memory["target_quat"])
     twist = quat_to_rotvec(quat_multiply(wanted, quat_conjugate(readings["tcp_quat"])))
     pos = readings["tcp_pos"] + _shorten(lead, leash[0])
-    lower, upper = zip(*spec.robot.workspace, strict=True)
+    lower, upper = zip(*robot.workspace, strict=True)
     pos = clamp(pos, like(lower, pos), like(upper, pos))
     return {
         "target_pos": pos,
         "target_quat": normalise(quat_multiply(rotvec_to_quat(_shorten(twist, leash[1])), readings["tcp_quat"])),
-        "last_action": action,
     }
 
 
@@ -171,6 +203,39 @@ def _joint_position(term: Term, readings: Readings, memory: Memory) -> Array:
     return readings["joint_pos"]
 
 
+def _rotation_matrix(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Axes of `of` in `frame`, as the columns of a matrix, row by row [9]."""
+    quat, base = readings[f"{term.of}_quat"], _orientation(term.frame, readings)
+    return quat_to_matrix(quat if base is None else quat_multiply(quat_conjugate(base), quat))
+
+
+def _gyro(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Angular velocity of the body in its own frame, as a gyroscope gives it [rad/s]."""
+    return readings["gyro"]
+
+
+def _gravity(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Where down is, in the frame `of`: the base frame's -z [1]."""
+    quat = readings[f"{term.of}_quat"]
+    w, x, y, z = quat[..., 0], quat[..., 1], quat[..., 2], quat[..., 3]
+    return namespace(quat).stack([2.0 * (w * y - x * z), -2.0 * (w * x + y * z), 2.0 * (x * x + y * y) - 1.0], -1)
+
+
+def _request(term: Term, readings: Readings, memory: Memory) -> Array:
+    """What is asked of the robot, in the units of the task."""
+    return readings["request"]
+
+
+def _heights(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Ground beneath the points of a scan, from the height of `of` [m]."""
+    return readings["heights"]
+
+
+def _past_actions(term: Term, readings: Readings, memory: Memory) -> Array:
+    """The last actions, the last one first."""
+    return memory["past_actions"]
+
+
 def _joint_velocity(term: Term, readings: Readings, memory: Memory) -> Array:
     """Joint velocities [rad/s]."""
     return readings["joint_vel"]
@@ -188,6 +253,20 @@ _TERMS: dict[str, Callable[[Term, Readings, Memory], Array]] = {
     "last_action": _last_action,
     "joint_position": _joint_position,
     "joint_velocity": _joint_velocity,
+    "rotation_matrix": _rotation_matrix,
+    "gyro": _gyro,
+    "gravity": _gravity,
+    "request": _request,
+    "heights": _heights,
+    "past_actions": _past_actions,
 }
 # computed in the base frame, then turned into the term's
-_IN_BASE_FRAME = set(_TERMS) - {"rotation", "last_action", "joint_position", "joint_velocity"}
+_IN_BASE_FRAME = {
+    "position",
+    "linear_velocity",
+    "angular_velocity",
+    "force",
+    "torque",
+    "target_position",
+    "target_rotation",
+}

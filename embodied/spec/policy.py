@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from embodied.spec.errors import BadInput, nearest
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec, RobotSpec
 
-PER_JOINT = 0
+PER_JOINT, PER_ACTION = 0, -1
 TERM_SIZES = {
     "position": 3,
     "rotation": 3,
@@ -20,18 +20,27 @@ TERM_SIZES = {
     "torque": 3,
     "target_position": 3,
     "target_rotation": 3,
-    "last_action": 6,
+    "last_action": PER_ACTION,
     "joint_position": PER_JOINT,
     "joint_velocity": PER_JOINT,
+    "rotation_matrix": 9,
+    "gyro": 3,
+    "gravity": 3,
+    "request": 1,
+    "heights": 1,
+    "past_actions": PER_ACTION,
 }
 """Kinds of observation terms and their sizes; `embodied.spec.observe` says what each computes."""
+
+COUNTED = ("request", "heights", "past_actions")
+"""Kinds of which a term has `count`."""
 
 
 @dataclass(frozen=True)
 class Term:
     """One observation term: a `kind` of quantity of the frame `of`, expressed in the frame `frame`, divided by `scale`.
 
-    `clip` (in units of the scaled value) bounds it.
+    `clip` (in units of the scaled value) bounds it; `count` is how many there are: points of a scan, steps of a history.
     """
 
     name: str
@@ -41,21 +50,55 @@ class Term:
     of: str = "tcp"
     frame: str = "base"
     clip: float | None = None
+    count: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in TERM_SIZES:
             raise BadInput(f"term '{self.name}': unknown kind '{self.kind}': {nearest(self.kind, TERM_SIZES)}")
+        if self.count < 1 or (self.count > 1 and self.kind not in COUNTED):
+            raise BadInput(f"term '{self.name}': count={self.count} of '{self.kind}': not {', '.join(COUNTED)}")
 
 
 @dataclass(frozen=True)
-class ActionSpec:
+class ToolMotion:
     """An increment of the tool's target pose in `frame`, a control step: action 1 is `translation` [m], `rotation` [rad]."""
 
     frame: str
     translation: float
     rotation: float
-
     size: int = 6
+    kind: str = field(default="tool_motion", init=False)
+
+
+@dataclass(frozen=True)
+class JointTargets:
+    """Position targets of the joints: the rest pose and, for action 1, `scale` [rad] beyond it, by joint."""
+
+    scale: tuple[float, ...]
+    kind: str = field(default="joint_targets", init=False)
+
+    @property
+    def size(self) -> int:
+        """One number a joint."""
+        return len(self.scale)
+
+
+@dataclass(frozen=True)
+class RotorSpeeds:
+    """Speeds of the rotors, from the least (action -1) to the most (1) that the robot allows."""
+
+    size: int = 4
+    kind: str = field(default="rotor_speeds", init=False)
+
+
+Action = ToolMotion | JointTargets | RotorSpeeds
+_ACTIONS: dict[str, Any] = {"tool_motion": ToolMotion, "joint_targets": JointTargets, "rotor_speeds": RotorSpeeds}
+
+
+def _action(data: dict[str, Any]) -> Action:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    made: Action = _ACTIONS[str(values.pop("kind"))](**values)
+    return made
 
 
 @dataclass(frozen=True)
@@ -76,13 +119,16 @@ class SuccessSpec:
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy's whole interface. Quaternions are wxyz; frames are poses in the readings; `episode_s` is its time limit [s]."""
+    """A policy's whole interface. Quaternions are wxyz; frames are poses in the readings; `episode_s` is its time limit [s].
+
+    `success` is None where readings cannot tell, or where it is judged over the whole of an episode.
+    """
 
     task: str
     robot: RobotSpec
     terms: tuple[Term, ...]
-    action: ActionSpec
-    success: SuccessSpec
+    action: Action
+    success: SuccessSpec | None
     episode_s: float
     quaternion: str = "wxyz"
     version: int = 1
@@ -95,7 +141,13 @@ class PolicySpec:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers that each term contributes."""
-        return tuple(TERM_SIZES[term.kind] or len(self.robot.joints) for term in self.terms)
+        wide = {PER_JOINT: len(self.robot.joints), PER_ACTION: self.action.size}
+        return tuple(wide.get(TERM_SIZES[term.kind], TERM_SIZES[term.kind]) * term.count for term in self.terms)
+
+    @property
+    def history(self) -> int:
+        """Actions that are remembered, the last included."""
+        return max((term.count for term in self.terms if term.kind == "past_actions"), default=0)
 
     @cached_property
     def scaling(self) -> tuple[list[float], list[float]]:
@@ -111,7 +163,11 @@ class PolicySpec:
     @property
     def frames(self) -> tuple[str, ...]:
         """Frames other than `base` that the readings must give as `<frame>_pos` and `<frame>_quat`."""
-        used = [f for t in self.terms for f in (t.of, t.frame)] + [self.action.frame, self.success.of, self.success.frame]
+        used = [f for t in self.terms for f in (t.of, t.frame)]
+        if isinstance(self.action, ToolMotion):
+            used.append(self.action.frame)
+        if self.success is not None:
+            used += [self.success.of, self.success.frame]
         return tuple(sorted({frame for frame in used if frame != "base"}))
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +180,20 @@ class PolicySpec:
         parts = {
             "robot": RobotSpec.from_dict(data["robot"]),
             "terms": tuple(Term(**term) for term in data["terms"]),
-            "action": ActionSpec(**data["action"]),
-            "success": SuccessSpec(**data["success"]),
+            "action": _action(data["action"]),
+            "success": None if data["success"] is None else SuccessSpec(**data["success"]),
         }
         return cls(**{**data, **parts})
+
+
+def of_arm(spec: PolicySpec) -> tuple[ArmSpec, SuccessSpec]:
+    """The robot and the success of a policy that works with an arm, for what serves no other robot.
+
+    Raises:
+        BadInput: it is of another robot.
+    """
+    if not isinstance(spec.robot, ArmSpec) or spec.success is None:
+        raise BadInput(
+            f"the policy of task '{spec.task}' is for robot '{spec.robot.name}', which is no arm: expected one of an arm"
+        )
+    return spec.robot, spec.success

@@ -31,6 +31,11 @@ def like(values: Any, x: Array) -> Array:
     return np.asarray(values, x.dtype) if isinstance(x, np.ndarray) else x.new_tensor(values)
 
 
+def zeros(x: Array, size: int) -> Array:
+    """Noughts [N, size] of the kind and type of x [N, ...]."""
+    return np.zeros((len(x), size), x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(len(x), size)
+
+
 # p q = left(p) q = right(q) p: rows of the matrices as components of the quaternion and their signs. For a single robot numpy
 # takes microseconds an operation whatever its size, and a product of matrices is one operation
 _INDEX = np.array([[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]])
@@ -77,6 +82,19 @@ def rotate_inverse(q: Array, v: Array) -> Array:
     axis = q[..., 1:]
     t = cross(2.0 * v, axis)
     return v + q[..., :1] * t + cross(t, axis)
+
+
+def quat_to_matrix(q: Array) -> Array:
+    """The rotation matrix, row by row, [..., 9]."""
+    if isinstance(q, np.ndarray):
+        return _matrix(q).reshape(*q.shape[:-1], 9)
+    w, x, y, z = q.unbind(-1)
+    rows = [
+        *(1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)),
+        *(2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)),
+        *(2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)),
+    ]
+    return namespace(q).stack(rows, -1)
 
 
 def quat_to_rotvec(q: Array) -> Array:

@@ -8,12 +8,19 @@ from typing import Any
 from embodied.deploy.artifact import PolicyArtifact, differences
 from embodied.deploy.link import Link
 from embodied.spec.errors import BadInput
+from embodied.spec.policy import of_arm
 
 
 def load_policy(path: str) -> PolicyArtifact:
-    """The exported policy at a path; a run's folder means the policy.onnx in it."""
+    """The exported policy at a path; a run's folder means the policy.onnx in it.
+
+    Raises:
+        BadInput: see `PolicyArtifact.load`; or it is not for an arm: no other robot can be driven yet.
+    """
     file = Path(path).expanduser()
-    return PolicyArtifact.load(file / "policy.onnx" if file.is_dir() else file)
+    policy = PolicyArtifact.load(file / "policy.onnx" if file.is_dir() else file)
+    of_arm(policy.spec)
+    return policy
 
 
 def mismatches(policy: PolicyArtifact, link: Link, description: dict[str, Any]) -> list[str]:

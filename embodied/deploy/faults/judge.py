@@ -17,7 +17,7 @@ from embodied.deploy.faults import measure
 from embodied.deploy.faults.cell import SETTLE_S, Cell, NotRun
 from embodied.deploy.journal import read
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.policy import PolicySpec
+from embodied.spec.policy import PolicySpec, of_arm
 
 WINDOW_S = 0.1  # over which speed is taken by the robot's clock, as commands may come in bursts
 PERIODS, BRAKING = 2, 4  # control periods until a fault is acted on, and that braking may take
@@ -103,7 +103,7 @@ def run_row(row: Row, policy: Path, spec: PolicySpec, folder: Path, seed: int = 
 
 def observe(cell: Cell, counts: dict[str, int]) -> dict[str, Any]:
     """Everything that a promise is judged by."""
-    robot = cell.spec.robot
+    robot, _ = of_arm(cell.spec)
     run = cell.runs[0]
     moment = _moment(cell)
     logs = [measure.load(path) for path in cell.logs]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.deploy.journal import read
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec
 
 REST_M_S = 0.01  # the tool is at rest below
 TOLERANCE = 1e-5  # of velocity, acceleration, jerk: what rounding to float32 may add
@@ -129,7 +129,7 @@ def stall(log: Log, moment_ns: int, seconds: float) -> float:
     return float(gaps[near].max() - np.median(gaps)) / 1e9 if near.any() else 0.0
 
 
-def violations(log: Log, robot: RobotSpec) -> list[str]:
+def violations(log: Log, robot: ArmSpec) -> list[str]:
     """Every way in which accepted commands were not finite or broke the robot's limits, a line each; a run starts from rest."""
     return [line for run in runs(log) for line in _broken(run, robot)]
 
@@ -167,7 +167,7 @@ def _run(log: Log, commands: list[Command]) -> Run:
     return Run(log.target_pos[at], log.target_quat[at], commands)
 
 
-def _broken(run: Run, robot: RobotSpec) -> Iterator[str]:
+def _broken(run: Run, robot: ArmSpec) -> Iterator[str]:
     first = run.commands[0].sequence
     ticks = np.array([first - 3, first - 2, first - 1, *(command.sequence for command in run.commands)], float)
     pos = np.array([run.kept_pos] * 3 + [command.pos for command in run.commands])

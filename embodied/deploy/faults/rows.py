@@ -10,7 +10,7 @@ from embodied.deploy.faults import scenes
 from embodied.deploy.faults.cell import BRAIN, RECORDER, Cell
 from embodied.deploy.faults.judge import BRAKING, PERIODS, Promise, Row
 from embodied.deploy.faults.proxy import CLEAN, Line, lasting, setting, stuck
-from embodied.spec.policy import PolicySpec
+from embodied.spec.policy import PolicySpec, of_arm
 
 IMPACT_S = 0.04
 KILLS = 3  # of everything, at random moments
@@ -109,7 +109,7 @@ def _of_processes(add: Add, spec: PolicySpec, kills: int) -> None:
 
 
 def _of_sensors(add: Add, spec: PolicySpec) -> None:
-    robot = spec.robot
+    robot, _ = of_arm(spec)
     joint = robot.joints[len(robot.joints) // 2]
     force = 1.5 * robot.motion.wrench[0]
 

@@ -1,4 +1,4 @@
-"""Serial arms as data: a table of links and a `RobotSpec` become an MjSpec. Another arm is another table."""
+"""Serial arms as data: a table of links and a `ArmSpec` become an MjSpec. Another arm is another table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import mujoco
 
 from embodied.spec.errors import BadInput
-from embodied.spec.robot import RobotSpec
+from embodied.spec.robot import ArmSpec
 
 VISUAL = {"contype": 0, "conaffinity": 0, "mass": 0.0}
 """Shapes touch nothing by themselves: tasks name the pairs that can, which spares the broad phase."""
@@ -61,13 +61,13 @@ class Hand:
 class Arm:
     """A whole arm: what the policy's side knows of it (`spec`) and what only physics needs."""
 
-    spec: RobotSpec
+    spec: ArmSpec
     links: tuple[Link, ...]
     hand: Hand
     base: tuple[Capsule, ...] = ()
 
 
-def commanded_every(spec: RobotSpec, control_dt: float) -> RobotSpec:
+def commanded_every(spec: ArmSpec, control_dt: float) -> ArmSpec:
     """The robot, commanded every `control_dt` [s].
 
     Raises:
@@ -166,7 +166,7 @@ def build_arm(arm: Arm, tool_length: float) -> tuple[mujoco.MjSpec, mujoco.MjsBo
     return spec, tool
 
 
-def _add_impedance(spec: mujoco.MjSpec, robot: RobotSpec) -> None:
+def _add_impedance(spec: mujoco.MjSpec, robot: ArmSpec) -> None:
     """Six position actuators on the tcp relative to a site at the base.
 
     The base site is oriented like a tool that points down: orientation is a rotation vector relative to it, which is

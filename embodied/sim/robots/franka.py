@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from embodied.sim.robots.arm import Arm, Capsule, Hand, Link, commanded_every
 from embodied.spec.registry import register
-from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
+from embodied.spec.robot import ArmSpec, ImpedanceSpec, JointSpec, MotionSpec
 
 HALF = math.pi / 2
 
@@ -36,7 +36,7 @@ _JOINTS = (
     ("fr3_joint7", -3.0159, 3.0159, 5.26, 10.0, 5000.0, 12.0, HALF / 2),
 )
 
-SPEC = RobotSpec(
+SPEC = ArmSpec(
     name="franka",
     joints=tuple(JointSpec(*row) for row in _JOINTS),
     tcp="tcp",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from embodied.sim.robots.arm import Arm, Capsule, Hand, Link, commanded_every
 from embodied.spec.registry import register
-from embodied.spec.robot import ImpedanceSpec, JointSpec, MotionSpec, RobotSpec
+from embodied.spec.robot import ArmSpec, ImpedanceSpec, JointSpec, MotionSpec
 
 PI, HALF = math.pi, math.pi / 2
 
@@ -44,7 +44,7 @@ _JOINTS = (
     ("wrist_3_joint", -2 * PI, 2 * PI, 28.0, -0.27),
 )
 
-SPEC = RobotSpec(
+SPEC = ArmSpec(
     name="ur5e",
     joints=tuple(JointSpec(name, low, high, *_FREE, effort, home) for name, low, high, effort, home in _JOINTS),
     tcp="tcp",

@@ -19,7 +19,7 @@ from embodied.sim.tasks.assembly_options import AssemblyOptions, check
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, build_cell
 from embodied.sim.tasks.parts import PARTS
 from embodied.spec.observe import command, observe, start_memory, succeeded, turn_about_z
-from embodied.spec.policy import ActionSpec, PolicySpec, SuccessSpec, Term
+from embodied.spec.policy import PolicySpec, SuccessSpec, Term, ToolMotion, of_arm
 from embodied.spec.protocols import Engine, Obs
 from embodied.spec.registry import register
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate_inverse, rotvec_to_quat
@@ -53,7 +53,7 @@ def policy_spec(arm: Arm, options: AssemblyOptions | None = None) -> PolicySpec:
         steps=options.success_steps,
         turn=part.turn,
     )
-    action = ActionSpec("socket", translation=0.004, rotation=0.012)
+    action = ToolMotion("socket", translation=0.004, rotation=0.012)
     episode_s = part.episode_s if options.episode_s is None else options.episode_s
     return PolicySpec("assembly", arm.spec, terms, action, success, episode_s)
 
@@ -74,6 +74,7 @@ class Assembly:
         self.options, self.arm = options, arm
         self.part = PARTS[options.part]
         self.spec = policy_spec(arm, options)
+        _, self.success = of_arm(self.spec)
         self.substeps = arm.spec.substeps
         self.failure_cost = options.reward.failure
         self.max_episode_steps = self.spec.max_steps
@@ -223,7 +224,7 @@ class Assembly:
         """Reward [N], success and failure bool [N] of the step that led here; advances `held`."""
         options = self.options
         pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
-        good = succeeded(self.spec.success, truth) & (truth["contact"][:, 0] > -options.success_penetration)
+        good = succeeded(self.success, truth) & (truth["contact"][:, 0] > -options.success_penetration)
         state["held"] = torch.where(good, state["held"] + 1.0, torch.zeros_like(state["held"]))
         success = state["held"] >= options.success_steps
         failure = pos.norm(dim=-1) > options.stray_distance

@@ -16,7 +16,7 @@ from embodied.sim.tasks.assembly_options import AssemblyOptions
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT
 from embodied.sim.tasks.parts.part import Draw, Part, Place
 from embodied.spec.observe import turn_about_z
-from embodied.spec.policy import PolicySpec
+from embodied.spec.policy import SuccessSpec
 from embodied.spec.protocols import Engine
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate, rotate_inverse, rotvec_to_quat
 
@@ -32,7 +32,7 @@ class Insertion(Protocol):
     arm: Arm
     part: Part
     options: AssemblyOptions
-    spec: PolicySpec
+    success: SuccessSpec
     sensors: dict[str, slice]
     substeps: int
     tag_names: tuple[str, ...]
@@ -56,7 +56,7 @@ def sample_poses(task: Insertion, tag: str, count: int, generator: torch.Generat
     yaw = math.radians(options.socket_yaw) * draw.signed()
     tilt_axis = 2.0 * math.pi * draw.uniform()
     if tag == "inserted":
-        place = task.part.inserted(draw, options.clearance, task.spec.success.depth)
+        place = task.part.inserted(draw, options.clearance, task.success.depth)
     else:
         place = _near(draw) if tag == "near" else _far(draw)
     turn = torch.stack([place.tilt * tilt_axis.cos(), place.tilt * tilt_axis.sin(), place.twist], -1)
@@ -137,7 +137,7 @@ def bank_hash(task: Insertion, signature: str) -> str:
         "success_steps",
     )
     kept = {key: value for key, value in asdict(task.options).items() if key not in unrelated}
-    kept["success_depth"] = task.spec.success.depth
+    kept["success_depth"] = task.success.depth
     robot = task.arm.spec  # what is not in the signature, which holds the whole model
     placed = {"name": robot.name, "home": robot.home, "control_dt": robot.control_dt}
     return content_hash({"version": VERSION, "signature": signature, "robot": placed, "options": kept})
@@ -165,7 +165,7 @@ def goal_distance(task: Insertion, engine: Engine, rows: Tensor) -> Tensor:
     """How far state rows [n, S] are from where success begins, float64 [n]: distance of the tip [m], and 20 mm for each
     radian that is still to be turned; the engine's worlds are used up.
     """
-    count, success = engine.num_worlds, task.spec.success
+    count, success = engine.num_worlds, task.success
     reference = torch.tensor(REFERENCE_QUAT, device=engine.device).expand(count, 4)
     found = []
     for part in rows.split(count):
