@@ -14,7 +14,7 @@ from embodied.spec.protocols import Obs
 class Rollout:
     """T steps of N worlds, preallocated; filled by `begin` and `finish` in turn, without a host read.
 
-    Where a step is not valid (a numerical fault in its world) every float is stored as 0, so that a NaN there reaches
+    Where a step is not valid (a numerical fault in its world) every float of a full rollout is 0, so that a NaN there reaches
     neither a loss nor its gradient nor a statistic, whatever the mask is later multiplied or selected with.
 
     Attributes:
@@ -80,13 +80,20 @@ class Rollout:
         self.terminated[t].copy_(terminated)
         self.ended[t].copy_(ended)
         self.valid[t].copy_(valid)
-        invalid = ~valid
-        for storage in (self.log_prob, self.value, self.reward, self.next_value):
-            storage[t].masked_fill_(invalid, 0.0)
-        for storage in (self.action, *self.obs.values()):
-            storage[t].masked_fill_(invalid.unsqueeze(-1), 0.0)
         self.step += 1
         self.pending = False
+        if self.full:
+            self._blank()
+
+    def _blank(self) -> None:
+        """Put noughts where a step is not valid."""
+        if self.valid.device.type == "cpu" and bool(self.valid.all()):
+            return
+        invalid = ~self.valid
+        for storage in (self.log_prob, self.value, self.reward, self.next_value):
+            storage.masked_fill_(invalid, 0.0)
+        for storage in (self.action, *self.obs.values()):
+            storage.masked_fill_(invalid.unsqueeze(-1), 0.0)
 
     def clear(self) -> None:
         """Forget all steps; the storage is kept."""

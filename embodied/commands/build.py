@@ -41,7 +41,7 @@ def make_engine(config: Config, task: Any, num_worlds: int) -> Engine:
 
 def load_bank(config: Config, task: Any, say: Callable[[str], None]) -> ResetBank:
     """The task's training bank: from the cache, or generated and kept there. Its content does not depend on the seed."""
-    engine = make_engine(config, task, min(task.options.bank.size, 2048))
+    engine = make_engine(config, task, min(task.bank_size, 2048))
     key = task.bank_hash(engine.signature)
     path = bank_path(key)
     if path.exists():
@@ -49,7 +49,7 @@ def load_bank(config: Config, task: Any, say: Callable[[str], None]) -> ResetBan
         if bank.hash == key:
             bank.check(engine.signature)
             return bank
-    say(f"generating {task.options.bank.size} reset configurations (kept in {path.parent})")
+    say(f"generating {task.bank_size} reset configurations (kept in {path.parent})")
     bank = task.make_bank(engine)
     bank.save(path)
     return bank

@@ -234,7 +234,7 @@ def measure(config: dict[str, Any], num_worlds: int, minibatch: int | None) -> d
     before = resident()
     engine = make_engine(config, task, num_worlds)
     found: dict[str, float] = {"engine": resident() - before, "row": engine.default_row.nbytes}
-    found["bank"] = size = task.options.bank.size
+    found["bank"] = size = task.bank_size
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EMBODIED_CACHE"] = folder
         key, tags = task.bank_hash(engine.signature), torch.zeros(size, dtype=torch.int64)

@@ -88,6 +88,7 @@ def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tupl
     """The training worlds, policy and learner of a configuration."""
     env = make_training_env(config, task, say)
     policy = make_policy(config, env.obs_sizes, env.action_size)
+    policy.begin_at(task.rest_action)
     learner = registry.find("algo", config["algo"]["name"]).build(
         options("algo", config),
         policy,

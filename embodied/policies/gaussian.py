@@ -70,6 +70,11 @@ class GaussianPolicy(nn.Module):
                 "expected 0 < min_std < init_std; exploration starts at init_std and shrinks towards min_std"
             )
 
+    @torch.no_grad()
+    def begin_at(self, action: float) -> None:
+        """Make the mean of every action that number in (-1, 1), whatever is observed, but for the last layer's small weights."""
+        self.network[-1].bias.fill_(math.atanh(action))
+
     def seed(self, seed: int) -> None:
         """Start the stream of action noise anew, on the device where the weights are."""
         self.generator = torch.Generator(self.raw_std.device).manual_seed(seed)

@@ -20,12 +20,16 @@ class Task(Protocol):
     name: str
     substeps: int
     max_episode_steps: int
+    bank_size: int
     action_size: int
+    rest_action: float
+    """In all its components, of an action that leaves things as they are: where a policy's mean begins."""
     obs_sizes: dict[str, int]
     fields: tuple[str, ...]
     failure_cost: float
     time_limit_fails: bool
-    """The time limit is part of the problem: reaching it is a failure, worth nothing more. Else it truncates."""
+    """The time limit is part of the problem: reaching it is a failure, worth nothing more. Else it truncates, with success
+    where the task says so there."""
 
     def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
         """Draw the physics of the worlds of `mask` from nominal (`on` false: nominal) and commit it; what was drawn [N]."""
@@ -72,6 +76,10 @@ class Task(Protocol):
 
 def _choose(mask: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
     """The new rows where `mask` is set, else the old ones."""
+    if mask.device.type == "cpu":
+        # few worlds end in a step, and a CPU need not avoid shapes that depend on data
+        ids = torch.nonzero(mask)[:, 0]
+        return {name: old[name].index_copy(0, ids, x[ids]) for name, x in new.items()}
     return {name: torch.where(mask if x.ndim == 1 else mask[:, None], x, old[name]) for name, x in new.items()}
 
 
@@ -149,24 +157,27 @@ class WorldsEnv:
         health = engine.health()
         invalid = (health != 0) | bad_action
         recorded = self._slots >= 0
-        timed_out = (self._steps >= self.max_episode_steps) & ~success & ~failure
+        late = self._steps >= self.max_episode_steps
         if task.time_limit_fails:
             # not where the limit came early because first episodes are staggered
-            failure = failure | (timed_out & recorded)
+            failure = failure | (late & recorded & ~success)
+        # else the limit only cuts what goes on, and what went well until then is judged there
+        reached = success if task.time_limit_fails else success & ~late
         success, failure = success & ~invalid, failure & ~invalid
-        terminated = success | failure
-        truncated = timed_out & ~terminated & ~invalid
+        terminated = (reached | failure) & ~invalid
+        truncated = late & ~terminated & ~invalid
         reward = reward - task.failure_cost * failure
         ended = terminated | truncated | invalid
-        # whatever a broken world says must not reach a learner
-        reward = torch.where(invalid, 0.0, reward)
-        final_obs = {name: torch.where(invalid[:, None], self._obs[name], value) for name, value in final_obs.items()}
+        if self._some(invalid):
+            # whatever a broken world says must not reach a learner
+            reward = torch.where(invalid, 0.0, reward)
+            final_obs = {name: torch.where(invalid[:, None], self._obs[name], value) for name, value in final_obs.items()}
         self._returns = self._returns + reward
         self.sampler.record(torch.where(ended, self._slots, -1), success, ~invalid, self._returns)
         info: dict[str, Any] = {
             "final_obs": final_obs,
             "success": success,
-            "failure": failure | (truncated & recorded),
+            "failure": failure | (truncated & recorded & ~success),
             "invalid": invalid,
             "episode": {
                 "ended": ended & recorded & ~invalid,
@@ -175,27 +186,38 @@ class WorldsEnv:
             },
             "errors": task.errors(truth),
         }
-        self._invalid_total = self._invalid_total + invalid.sum()
-        if self._warn is not None and engine.device.type == "cpu" and bool(invalid.any()):
-            self._report(self._warn, invalid, health, bad_action)
+        if self._some(invalid):
+            self._invalid_total = self._invalid_total + invalid.sum()
+            if self._warn is not None and engine.device.type == "cpu":
+                self._report(self._warn, invalid, health, bad_action)
         if self._scorer is not None:
             self._visited.append(torch.where(invalid, -1, self._slots))
+        self._seen, self._obs = seen, final_obs
+        if self._some(ended):
+            self._obs = self._renew(ended, seen, final_obs)
+        return self._obs, reward, terminated, truncated, info
+
+    def _some(self, mask: Tensor) -> bool:
+        """Whether any world is in a mask; on a GPU always, for there nothing is read."""
+        if self.device.type == "cpu":
+            return bool(mask.any())
+        return True
+
+    def _renew(self, ended: Tensor, seen: dict[str, Tensor], final_obs: Obs) -> Obs:
+        """Begin new episodes where one ended; the observations of all worlds then.
+
+        Worlds that go on keep what they saw: looking twice would draw noise twice.
+        """
         slots = self.sampler.sample()
         self._begin(ended, slots)
         self._slots = torch.where(ended, slots, self._slots)
         self._steps = torch.where(ended, 0, self._steps)
         self._returns = torch.where(ended, 0.0, self._returns)
         self._mark_time()
-        self._obs = self._look_after_reset(ended, seen, final_obs)
-        return self._obs, reward, terminated, truncated, info
-
-    def _look_after_reset(self, ended: Tensor, seen: dict[str, Tensor], final_obs: Obs) -> Obs:
-        """Observations of the new episodes; worlds that go on keep what they saw, for looking twice would draw noise twice."""
         truth, fresh = self.task.look(self.engine, self._state, self._generator)
         self._seen = _choose(ended, fresh, seen)
         if self.device.type != "cpu":
             return _choose(ended, self.task.observe(truth, fresh, self._state), final_obs)
-        # few worlds end in a step, and a CPU need not avoid shapes that depend on data
         ids = torch.nonzero(ended)[:, 0]
         parts = ({name: x[ids] for name, x in values.items()} for values in (truth, fresh, self._state))
         new = self.task.observe(*parts)

@@ -24,7 +24,9 @@ GROUPS = ("task", "robot", "sampler", "algo", "policy", "engine")
 BUILTIN_MODULES = (
     "embodied.sim.engines.cpu",
     "embodied.sim.engines.warp",
+    "embodied.sim.robots.crazyflie",
     "embodied.sim.robots.franka",
+    "embodied.sim.robots.go1",
     "embodied.sim.robots.ur5e",
     "embodied.sim.samplers.linear",
     "embodied.sim.samplers.plr",
@@ -32,6 +34,7 @@ BUILTIN_MODULES = (
     "embodied.sim.samplers.success_guided",
     "embodied.sim.samplers.uniform",
     "embodied.sim.tasks.assembly",
+    "embodied.sim.tasks.flight",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
 )

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import mujoco
 
+from embodied.sim.robots.shapes import VISUAL
 from embodied.spec.errors import BadInput
 from embodied.spec.robot import ArmSpec
-
-VISUAL = {"contype": 0, "conaffinity": 0, "mass": 0.0}
-"""Shapes touch nothing by themselves: tasks name the pairs that can, which spares the broad phase."""
 
 
 @dataclass(frozen=True)

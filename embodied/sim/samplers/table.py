@@ -79,6 +79,9 @@ class OutcomeTable:
         rows = slots.masked_fill(~valid | (slots < 0), self.num_slots)
         if self.compact:
             ids = torch.nonzero(rows < self.num_slots)[:, 0]
+            if not len(ids):
+                self.records += calls
+                return
             rows, success = rows[ids], success[ids]
         rows, order = rows.sort(stable=True)
         first = torch.searchsorted(rows, rows)

@@ -68,6 +68,7 @@ class Assembly:
     tag_names: tuple[str, ...] = ("inserted", "near", "far")
     fields = ("sensordata", "qvel")
     time_limit_fails = True
+    rest_action = 0.0
 
     def __init__(self, options: AssemblyOptions, arm: Arm) -> None:
         check(options)
@@ -78,6 +79,7 @@ class Assembly:
         self.substeps = arm.spec.substeps
         self.failure_cost = options.reward.failure
         self.max_episode_steps = self.spec.max_steps
+        self.bank_size = options.bank.size
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + CRITIC_EXTRA}
         self.model = build_cell(arm, self.part, options.clearance).compile()

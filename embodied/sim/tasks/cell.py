@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mujoco
 
-from embodied.sim.robots.arm import VISUAL, Arm, build_arm
+from embodied.sim.robots.arm import Arm, build_arm
+from embodied.sim.robots.shapes import VISUAL
 from embodied.sim.tasks.parts.part import BOX, Part, Shape
 
 # Stiff and damped at 2 ms: penetration stays near a tenth of a millimetre under 20 N
