@@ -43,7 +43,7 @@ def runs(line):
 
 
 def inner_runs(mask, wanted, within):
-    """Lengths [cells] of the runs of `wanted` in the rows, and in the columns, of a mask that end inside the region `within`."""
+    """Lengths [cells] of the runs of `wanted` in rows, and in columns, of a mask that end inside the region `within`."""
     lengths = ([], [])
     for axis, (lines, region) in enumerate(((mask, within), (mask.T, within.T))):
         for line, inside in zip(lines, region, strict=True):
@@ -220,6 +220,10 @@ def test_mazes_have_exactly_one_way_between_any_two_places(seed, level):
     tile = make_tile("maze", level, 0, seed)
     floor = tile.heights == 0
     assert joined(floor, tile) and ndimage.label(floor)[1] == 1
+    # m x m rooms of width w and m x m - 1 openings through walls that are 4 cells thick, counted in heights
+    width = round(tile.measure / CELL)
+    rooms = ((144 - 4) // (width + 4)) ** 2
+    assert floor.sum() == rooms * (width + 1) ** 2 + (rooms - 1) * (width + 1) * 3
     # a loop would cut a piece of wall off from the rest
     assert ndimage.label(tile.heights > 0)[1] == 1
     # nor can a wall be climbed: it is higher than a leg is long

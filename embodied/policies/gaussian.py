@@ -72,8 +72,10 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, action: float) -> None:
-        """Make the mean of every action that number in (-1, 1), whatever is observed, but for the last layer's small weights."""
-        self.network[-1].bias.fill_(math.atanh(action))
+        """Make the mean of every action that number in (-1, 1), whatever is observed but for the last layer's small weights."""
+        last = self.network[-1]
+        assert isinstance(last, nn.Linear)
+        last.bias.fill_(math.atanh(action))
 
     def seed(self, seed: int) -> None:
         """Start the stream of action noise anew, on the device where the weights are."""

@@ -35,6 +35,7 @@ BUILTIN_MODULES = (
     "embodied.sim.samplers.uniform",
     "embodied.sim.tasks.assembly",
     "embodied.sim.tasks.flight",
+    "embodied.sim.tasks.locomotion",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
 )

@@ -1,7 +1,7 @@
 """A Crazyflie 2.1 class quadrotor.
 
-Source of every figure: Eschmann, Albani, Loianno, "Learning to Fly in Seconds" (arXiv 2311.13081): mass, inertia, rotor places, thrust
-and torque coefficients, range of speeds, motor delay, control rate. Thrust-to-weight is 2.25 with them.
+Source of every figure: Eschmann, Albani, Loianno, "Learning to Fly in Seconds" (arXiv 2311.13081): mass, inertia, places of the
+rotors, thrust and torque coefficients, range of speeds, motor delay, control rate. Thrust-to-weight is 2.25 with them.
 """
 
 from __future__ import annotations

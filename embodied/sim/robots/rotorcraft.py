@@ -28,9 +28,9 @@ class Rotorcraft:
 def build_rotorcraft(craft: Rotorcraft) -> mujoco.MjSpec:
     """One free body with a thruster for each rotor, whose control is the thrust [N] that its speed would give at rest.
 
-    `filterexact` actuators carry the rotors' delay: thrust follows its control with time constant `spec.delay`. A rotor's
-    *speed* would follow so in reality and thrust is its square: from rest to hover and back thrust is then late, or early, by up to a
-    quarter of what it changes by. With no delay the actuators are plain ones. Nothing touches anything.
+    `filterexact` actuators carry the rotors' delay: thrust follows its control with time constant `spec.delay`. A real rotor's
+    *speed* follows so, and thrust is its square: between rest and full speed thrust is then late or early by up to a quarter of
+    what it changes by. With no delay the actuators are plain ones. Nothing touches anything.
     """
     robot = craft.spec
     spec = mujoco.MjSpec()

@@ -281,7 +281,9 @@ class Flight:
         failure = offset.abs().amax(-1) > self.options.box
         success = (state["elapsed"] >= 1.0) & (self.mean_error(state) < self.options.near) & ~failure
         # the costs as one product, for the step of a world this small takes less time than many operations would
-        terms = torch.cat([offset, truth["body_quat"][:, :1], truth["body_linvel"], state["last_action"] - self.rest_action], -1)
+        terms = torch.cat(
+            [offset, truth["body_quat"][:, :1], truth["body_linvel"], state["last_action"] - self.rest_action], -1
+        )
         costs = offset.new_tensor(
             [weights.position] * 3 + [-weights.tilt] + [weights.velocity] * 3 + [weights.action] * self.action_size
         )

@@ -21,8 +21,8 @@ LEVELS = 10
 class Kind:
     """A kind of terrain.
 
-    forms: how its tiles are made; the variants of a level take them in turn.
     measure: the length or ratio that makes it hard; it grows with the level, or shrinks where `shrinks` says so.
+    forms: how its tiles are made; the variants of a level take them in turn, from one that the seed chooses.
     """
 
     measure: str

@@ -1,0 +1,222 @@
+"""Walk where a velocity command says: ahead, sideways, turning, or stand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied.sim.resets import ResetBank, content_hash
+from embodied.sim.robots.legged import Legged
+from embodied.sim.tasks.terrains import make_map
+from embodied.sim.tasks.walker import Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
+from embodied.spec.errors import BadInput
+from embodied.spec.observe import observe, start_memory
+from embodied.spec.policy import PolicySpec, Term
+from embodied.spec.protocols import Engine, Obs
+from embodied.spec.registry import register
+
+BANK_SEED = 20261130  # every run of the same task starts from the same bank
+VERSION = 1  # of the distribution of starts: part of a bank's content hash
+
+
+@dataclass
+class CommandOptions:
+    """Velocity commands: uniform within these bounds, one for an episode; in training they also change on the way."""
+
+    ahead: float = 1.0  # m/s, forwards and backwards
+    sideways: float = 0.5  # m/s
+    turn: float = 1.0  # rad/s
+    stand: float = 0.1  # share of commands to stand still
+    change_s: float = 5.0  # mean time between changes in training [s]
+
+
+@dataclass
+class LocomotionRewardOptions:
+    """What a control step is worth: following the command, less weighted efforts."""
+
+    velocity: float = 1.0  # times exp(-e^2 / 0.1), e the error of the velocity over ground [m/s]
+    turn: float = 0.5  # times exp(-e^2 / 0.25), e the error of the yaw rate [rad/s]
+    air: float = 1.0  # by the seconds that a foot was in the air beyond 0.2, when it lands
+    torque: float = 1e-5
+    power: float = 0.0
+    acceleration: float = 1e-7
+    action_rate: float = 0.01
+    bounce: float = 0.5
+    roll: float = 0.02
+    tilt: float = 0.5
+    pose: float = 0.02
+    fall: float = 10.0  # once
+
+
+@dataclass
+class LocomotionOptions:
+    """Options of the task `locomotion`."""
+
+    episode_s: float = 10.0
+    near: float = 0.15  # mean error of the velocity over an episode that counts as success [m/s]
+    bank_size: int = 1024
+    command: CommandOptions = field(default_factory=CommandOptions)
+    randomise: WalkerRandomiseOptions = field(default_factory=WalkerRandomiseOptions)
+    reward: LocomotionRewardOptions = field(default_factory=LocomotionRewardOptions)
+
+
+def check(options: LocomotionOptions) -> None:
+    """Refuse options that no world could be built from.
+
+    Raises:
+        BadInput: an impossible value.
+    """
+    asked = options.command
+    for name, good, expected in (
+        ("episode_s", options.episode_s >= 1, "at least 1 s"),
+        ("near", options.near > 0, "more than 0 m/s"),
+        ("bank_size", options.bank_size >= 1, "at least 1"),
+    ):
+        if not good:
+            raise BadInput(f"task.{name}={getattr(options, name)}: expected {expected}")
+    if min(asked.ahead, asked.sideways, asked.turn) < 0 or not 0 <= asked.stand <= 1 or asked.change_s <= 0:
+        raise BadInput(f"task.command={asdict(asked)}: expected speeds of 0 or more, a share, and a positive time")
+    check_randomise(options.randomise)
+
+
+def policy_spec(legged: Legged, options: LocomotionOptions) -> PolicySpec:
+    """What the policy of this task sees and commands on `legged`."""
+    terms = (*proprioception(legged.spec.trunk), Term("command", "request", "m/s, rad/s", 1.0, count=3))
+    return PolicySpec("locomotion", legged.spec, terms, joint_targets(legged), None, options.episode_s)
+
+
+@register("task", "locomotion", LocomotionOptions)
+class Locomotion:
+    """Walk on four legs as a velocity command says, blind, by joint position targets."""
+
+    validate = staticmethod(check)
+    name = "locomotion"
+    parameters = Walker.parameters
+    fields = Walker.fields
+    time_limit_fails = False
+    rest_action = 0.0
+
+    def __init__(self, options: LocomotionOptions, legged: Legged) -> None:
+        check(options)
+        self.options, self.legged = options, legged
+        self.spec = policy_spec(legged, options)
+        self.walker = Walker(legged, make_map(("flat",), (0,), 1, 0), options.randomise)
+        self.model = self.walker.model
+        self.substeps = legged.spec.substeps
+        self.failure_cost = options.reward.fall
+        self.max_episode_steps = self.spec.max_steps
+        self.bank_size = options.bank_size
+        self.action_size = self.spec.action.size
+        self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + 3 + 1 + 4 + 4 + 6}
+
+    def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
+        """See `Walker.randomise`."""
+        return self.walker.randomise(engine, mask, generator, on)
+
+    def start(self, engine: Engine, factors: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """Command, memory and gait of new episodes, of every world."""
+        truth = self.walker.truth(engine)
+        state = start_memory(self.spec, truth) | self.walker.start(truth)
+        state |= {f"factor/{name}": value for name, value in factors.items()}
+        state["request"] = self._draw_request(engine, generator)
+        state["error_sum"], state["count"] = (torch.zeros(engine.num_worlds, device=engine.device) for _ in range(2))
+        return state
+
+    def _draw_request(self, engine: Engine, generator: torch.Generator) -> Tensor:
+        asked = self.options.command
+        uniform = torch.rand(engine.num_worlds, 4, generator=generator, device=engine.device)
+        bounds = uniform.new_tensor([asked.ahead, asked.sideways, asked.turn])
+        return (2.0 * uniform[:, :3] - 1.0) * bounds * (uniform[:, 3:] >= asked.stand)
+
+    def command(self, engine: Engine, action: Tensor, state: dict[str, Tensor], readings: dict[str, Tensor]) -> None:
+        """Turn an action [N, A] into joint targets."""
+        self.walker.command(self.spec, engine, action, state, readings)
+
+    def look(
+        self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """True readings, and the noisy ones that the policy gets; in training, pushes and changes of the command."""
+        truth = self.walker.truth(engine)
+        chance = self.legged.spec.control_dt / self.options.command.change_s * state["factor/restless"]
+        changed = torch.rand(engine.num_worlds, generator=generator, device=engine.device) < chance
+        state["request"] = torch.where(changed[:, None], self._draw_request(engine, generator), state["request"])
+        truth["request"] = state["request"]
+        self.walker.push(engine, state, generator)
+        return truth, self.walker.noisy(truth, generator)
+
+    def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:
+        """Observation groups; the critic also has the velocity, the height, the feet and the physics drawn."""
+        drawn = ("friction", "mass", "gains", "delay")
+        privileged = [
+            truth["velocity"],
+            truth["height"][:, None] / 0.3,
+            truth["clearance"].clamp(-0.1, 0.3) / 0.1,
+            state["air_s"].clamp(max=1.0) / 0.5,
+            torch.stack([state[f"factor/{name}"] for name in drawn], -1),
+            torch.stack([state["factor/centre_x"], state["factor/centre_y"]], -1) / 0.03,
+        ]
+        critic = torch.cat([observe(self.spec, truth, state), *privileged], -1)
+        return {"policy": observe(self.spec, seen, state), "critic": critic}
+
+    def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward [N], success and failure bool [N]; sums up the error of the velocity."""
+        weights, asked = self.options.reward, truth["request"]
+        error = self._error(truth)
+        state["error_sum"], state["count"] = state["error_sum"] + error, state["count"] + 1.0
+        failure = self.walker.fallen(truth)
+        success = (state["elapsed"] >= 1.0) & (state["error_sum"] < self.options.near * state["count"]) & ~failure
+        turn_error = asked[:, 2] - truth["gyro"][:, 2]
+        moving = asked.square().sum(-1) > 0.01
+        reward = (
+            weights.velocity * (-error.square() / 0.1).exp()
+            + weights.turn * (-turn_error.square() / 0.25).exp()
+            + weights.air * self.walker.steps(truth, state) * moving
+        )
+        for name, effort in self.walker.efforts(truth, state).items():
+            reward = reward - getattr(weights, name) * effort
+        return reward, success, failure
+
+    def _error(self, truth: dict[str, Tensor]) -> Tensor:
+        """Of the velocity over ground, in the trunk's frame [N] m/s."""
+        return (truth["request"][:, :2] - truth["velocity"][:, :2]).norm(dim=-1)
+
+    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Error of the velocity [m/s] and of the yaw rate [rad/s] now, power of the motors [W], each [N]."""
+        return {
+            "velocity_m_s": self._error(truth),
+            "turn_rad_s": (truth["request"][:, 2] - truth["gyro"][:, 2]).abs(),
+            "power_w": (truth["torques"] * truth["joint_vel"]).abs().sum(-1),
+        }
+
+    # -- where episodes start ----------------------------------------------------------------------------------------
+
+    def bank_hash(self, signature: str) -> str:
+        """The content hash of this task's bank on the engine of that signature."""
+        return content_hash({"version": VERSION, "signature": signature, "size": self.options.bank_size})
+
+    def make_bank(self, engine: Engine) -> ResetBank:
+        """The training bank."""
+        generator = torch.Generator().manual_seed(BANK_SEED)
+        rows = [self.fresh_starts(engine, generator) for _ in range(math.ceil(self.bank_size / engine.num_worlds))]
+        tags = torch.zeros(self.bank_size, dtype=torch.int64)
+        key = self.bank_hash(engine.signature)
+        return ResetBank(torch.cat(rows)[: self.bank_size].cpu(), tags, ("standing",), engine.signature, key)
+
+    def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor:
+        """Rows [N, S]: near the rest pose, just above the ground, in any direction, moving a little."""
+        count, robot = engine.num_worlds, self.legged.spec
+        signed = 2.0 * torch.rand(count, len(robot.joints) + 7, generator=generator, dtype=torch.float64) - 1.0
+        half = math.pi / 2 * signed[:, 0]
+        flat = torch.zeros(count, 2, dtype=torch.float64)
+        quat = torch.cat([half.cos()[:, None], flat, half.sin()[:, None]], -1)
+        height = torch.full((count, 1), robot.height + 0.02, dtype=torch.float64)
+        joints = torch.tensor(robot.home, dtype=torch.float64) + 0.1 * signed[:, 7:]
+        velocity = torch.cat([0.3 * signed[:, 1:7], torch.zeros(count, len(robot.joints), dtype=torch.float64)], -1)
+        engine.set_state(engine.default_row.expand(count, -1))
+        engine.write("qpos", torch.cat([flat, height, quat, joints], -1).to(engine.device))
+        engine.write("qvel", velocity.to(engine.device))
+        engine.write("ctrl", joints.to(engine.device))
+        return engine.get_state()

@@ -1,0 +1,242 @@
+"""A legged robot on the ground: the physics, sensors, randomisation and costs that tasks on legs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied.sim.robots.legged import CONTACT, Legged, build_legged
+from embodied.sim.tasks.terrains import GROUND, TerrainMap, add_to, height_at
+from embodied.spec.errors import BadInput
+from embodied.spec.observe import command
+from embodied.spec.policy import JointTargets, PolicySpec, Term
+from embodied.spec.protocols import Engine
+from embodied.spec.rotations import normalise, rotate_inverse
+
+FRICTION = 0.8  # of a foot on the ground, nominal: rubber on concrete
+NOISE = {"trunk_quat": 0.02, "gyro": 0.1, "joint_pos": 0.01, "joint_vel": 0.5}
+"""Sigma of what the policy is told: half a radian for a quaternion's component, rad/s, rad, rad/s."""
+TOUCH = 0.005  # of a sole above the ground, below which it counts as touching [m]
+
+
+@dataclass
+class WalkerRandomiseOptions:
+    """Ranges of physics drawn anew from nominal at every training reset; evaluation is nominal."""
+
+    friction: list[float] = field(default_factory=lambda: [0.5, 1.5])  # factor
+    mass: list[float] = field(default_factory=lambda: [-0.5, 1.5])  # added to the trunk [kg]
+    centre: list[float] = field(default_factory=lambda: [-0.03, 0.03])  # of the trunk's mass, moved along x and y [m]
+    gains: list[float] = field(default_factory=lambda: [0.9, 1.1])  # factor of stiffness and damping
+    delay: float = 0.5  # share of worlds whose commands act one control step late
+    push: float = 0.5  # change of velocity by a push [m/s], at most, in any direction of the ground
+    push_s: float = 4.0  # mean time between pushes [s]
+
+
+def check_randomise(ranges: WalkerRandomiseOptions) -> None:
+    """Refuse ranges that no physics has.
+
+    Raises:
+        BadInput: see there.
+    """
+    for name in ("friction", "mass", "centre", "gains"):
+        pair, lowest = getattr(ranges, name), {"friction": 0.0, "gains": 0.0, "mass": -3.0, "centre": -0.2}[name]
+        if len(pair) != 2 or not lowest < pair[0] <= pair[1]:
+            raise BadInput(f"task.randomise.{name}={list(pair)}: expected [low, high] with {lowest} < low <= high")
+    if not 0 <= ranges.delay <= 1 or ranges.push < 0 or ranges.push_s <= 0:
+        raise BadInput(
+            f"task.randomise: delay={ranges.delay} must be a share, push={ranges.push} m/s not negative, "
+            f"push_s={ranges.push_s} s positive"
+        )
+
+
+def proprioception(robot: str = "trunk") -> tuple[Term, ...]:
+    """What every policy on legs sees of its robot."""
+    return (
+        Term("angular velocity", "gyro", "rad/s", 2.0, of=robot),
+        Term("down", "gravity", "1", 1.0, of=robot),
+        Term("joint positions", "joint_position", "rad", 0.5),
+        Term("joint velocities", "joint_velocity", "rad/s", 10.0, clip=3.0),
+        Term("last action", "last_action", "1", 1.0),
+    )
+
+
+def joint_targets(legged: Legged) -> JointTargets:
+    """How far actions move the joints' targets: hips less than thighs and calves."""
+    scale = {"hip": 0.3, "thigh": 0.6, "calf": 0.6}
+    return JointTargets(tuple(scale[link.name] for limb in legged.limbs for link in limb.links))
+
+
+class Walker:
+    """N robots on one map. Tensors of a state are by world; `readings` are as in `embodied.spec.observe`."""
+
+    parameters = ("pair_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
+    fields = ("qpos", "qvel", "site_xpos", "actuator_force")
+
+    def __init__(self, legged: Legged, ground: TerrainMap, ranges: WalkerRandomiseOptions) -> None:
+        check_randomise(ranges)
+        self.legged, self.ground, self.ranges = legged, ground, ranges
+        robot = self.robot = legged.spec
+        spec, trunk = build_legged(legged)
+        add_to(spec, ground)
+        calves = [f"{limb.name}_{limb.links[-1].name}" for limb in legged.limbs]
+        for shape in (*robot.feet, *calves, robot.trunk):
+            friction = [FRICTION, FRICTION, 0.005, 0.0001, 0.0001]
+            spec.add_pair(name=shape, geomname1=shape, geomname2=GROUND, friction=friction, **CONTACT)
+        self.model = spec.compile()
+        self.radius = legged.limbs[0].radius
+        self._feet = [self.model.site(name).id for name in robot.feet]
+        self._trunk = self.model.body(robot.trunk).id
+        self.weight = float(self.model.body_mass.sum()) * 9.81
+        self._nominal = {name: torch.tensor(getattr(self.model, name)) for name in self.parameters}
+
+    # -- physics -----------------------------------------------------------------------------------------------------
+
+    def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
+        """Draw the physics of the worlds of `mask` from nominal (`on` false: set nominal) and commit it.
+
+        Returns:
+            friction, gains (factors), mass [kg], centre_x, centre_y [m], delay (0 or 1), restless (1: pushed about), each [N].
+        """
+        uniform = torch.rand(engine.num_worlds, 6, generator=generator, device=engine.device)
+        names = {"friction": "friction", "mass": "mass", "centre_x": "centre", "centre_y": "centre", "gains": "gains"}
+        factors = {}
+        for column, (name, key) in enumerate(names.items()):
+            low, high = getattr(self.ranges, key)
+            factors[name] = low + (high - low) * uniform[:, column]
+        factors["delay"] = (uniform[:, 5] < self.ranges.delay).float()
+        factors["restless"] = torch.ones_like(factors["delay"])
+        if not on:
+            factors = {name: torch.full_like(x, float(name in ("friction", "gains"))) for name, x in factors.items()}
+        self.set_physics(engine, mask, factors)
+        return factors
+
+    def set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
+        """Give the worlds of `mask` these factors [N], and commit them."""
+        nominal = {name: x.to(engine.device) for name, x in self._nominal.items()}
+        wanted = {name: x.double() for name, x in factors.items()}
+        trunk = self._trunk
+
+        def put(name: str, where: tuple[int | slice, ...], values: Tensor) -> None:
+            live = engine.parameters(name)[(slice(None), *where)]
+            shape = (-1, *[1] * (live.ndim - 1))
+            live.copy_(torch.where(mask.view(shape), values.to(live.dtype), live))
+
+        every = slice(None)
+        put("pair_friction", (every, slice(0, 2)), nominal["pair_friction"][:, :2] * wanted["friction"][:, None, None])
+        put("body_mass", (trunk,), nominal["body_mass"][trunk] + wanted["mass"])
+        moved = torch.stack([wanted["centre_x"], wanted["centre_y"]], -1)
+        put("body_ipos", (trunk, slice(0, 2)), nominal["body_ipos"][trunk, :2] + moved)
+        put("actuator_gainprm", (every, 0), nominal["actuator_gainprm"][:, 0] * wanted["gains"][:, None])
+        put("actuator_biasprm", (every, slice(1, 3)), nominal["actuator_biasprm"][:, 1:3] * wanted["gains"][:, None, None])
+        engine.commit(mask)
+
+    def command(
+        self,
+        spec: PolicySpec,
+        engine: Engine,
+        action: Tensor,
+        state: dict[str, Tensor],
+        readings: dict[str, Tensor],
+    ) -> None:
+        """Joint targets for an action [N, A], one control step late where the world's delay says so."""
+        memory = command(spec, action, readings, state)
+        late = state["factor/delay"][:, None] > 0.5
+        engine.write("ctrl", torch.where(late, state["target_joints"], memory["target_joints"]))
+        state["action_rate"] = (memory["last_action"] - state["last_action"]).square().sum(-1)
+        state.update(memory)
+
+    def push(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """Now and then a force on the trunk for one control step, where the world is restless."""
+        chance = self.robot.control_dt / self.ranges.push_s
+        drawn = torch.rand(engine.num_worlds, 3, generator=generator, device=engine.device)
+        struck = (drawn[:, 2] < chance) & (state["factor/restless"] > 0.5)
+        force = (2.0 * drawn[:, :2] - 1.0) * (self.ranges.push * self.weight / 9.81 / self.robot.control_dt)
+        wrench = torch.zeros(engine.num_worlds, self.model.nbody, 6, device=engine.device)
+        wrench[:, self._trunk, :2] = force * struck[:, None]
+        engine.write("xfrc_applied", wrench)
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    def truth(self, engine: Engine) -> dict[str, Tensor]:
+        """True readings; beside those that a policy may see: `trunk_pos`, `velocity` in the trunk's frame, `feet` [N, 4, 3],
+        `clearance` of soles above the ground [N, 4], `height` of the trunk above it [N], `torques` [N, J].
+        """
+        qpos, qvel = engine.read("qpos"), engine.read("qvel")
+        feet = engine.read("site_xpos")[:, self._feet]
+        pos, quat = qpos[:, :3], qpos[:, 3:7]
+        if self.ground.flat:
+            below, under = 0.0, 0.0
+        else:
+            heights = height_at(self.ground, torch.cat([feet[..., :2], pos[:, None, :2]], 1))
+            below, under = heights[:, :-1], heights[:, -1]
+        return {
+            "trunk_pos": pos,
+            "trunk_quat": quat,
+            "velocity": rotate_inverse(quat, qvel[:, :3]),
+            "gyro": qvel[:, 3:6],
+            "joint_pos": qpos[:, 7:],
+            "joint_vel": qvel[:, 6:],
+            "feet": feet,
+            "clearance": feet[..., 2] - below - self.radius,
+            "height": pos[:, 2] - under,
+            "torques": engine.read("actuator_force"),
+        }
+
+    def noisy(self, truth: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """The readings as the policy gets them."""
+        joints = len(self.robot.joints)
+        pos = truth["trunk_pos"]
+        noise = torch.randn(len(pos), 7 + 2 * joints, generator=generator, device=pos.device)
+        seen, column = dict(truth), 0
+        for name, sigma in NOISE.items():
+            width = truth[name].shape[1]
+            seen[name] = truth[name] + sigma * noise[:, column : column + width]
+            column += width
+        seen["trunk_quat"] = normalise(seen["trunk_quat"])
+        return seen
+
+    def fallen(self, truth: dict[str, Tensor]) -> Tensor:
+        """Whether the robot lies or is about to: its trunk is tilted by more than 60 degrees, or 12 cm above the ground, [N]."""
+        quat = truth["trunk_quat"]
+        upright = 1.0 - 2.0 * (quat[:, 1].square() + quat[:, 2].square())
+        return (upright < 0.5) | (truth["height"] < 0.12)
+
+    # -- gait --------------------------------------------------------------------------------------------------------
+
+    def start(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The gait's memory at an episode's beginning."""
+        count, device = len(truth["height"]), truth["height"].device
+        return {
+            "air_s": torch.zeros(count, len(self._feet), device=device),
+            "action_rate": torch.zeros(count, device=device),
+            "past_joint_vel": truth["joint_vel"],
+        }
+
+    def steps(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
+        """How long the feet that have just touched the ground were in the air, less 0.2 s, summed [N] s; advances `air_s`."""
+        touching = truth["clearance"] < TOUCH
+        air = state["air_s"] + self.robot.control_dt
+        landed = touching & (state["air_s"] > 0)
+        state["air_s"] = torch.where(touching, 0.0, air)
+        return ((air - 0.2).clamp(max=0.3) * landed).sum(-1)
+
+    def efforts(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What walking costs, each [N]: squared torques, power [W], squared joint accelerations, action rate, vertical and
+        rolling motion, tilt; advances `past_joint_vel`.
+        """
+        acceleration = (truth["joint_vel"] - state["past_joint_vel"]) / self.robot.control_dt
+        state["past_joint_vel"] = truth["joint_vel"]
+        quat = truth["trunk_quat"]
+        return {
+            "torque": truth["torques"].square().sum(-1),
+            "power": (truth["torques"] * truth["joint_vel"]).abs().sum(-1),
+            "acceleration": acceleration.square().sum(-1),
+            "action_rate": state["action_rate"],
+            "bounce": truth["velocity"][:, 2].square(),
+            "roll": truth["gyro"][:, :2].square().sum(-1),
+            # squared sine of the tilt, for small ones
+            "tilt": 4.0 * (quat[:, 1].square() + quat[:, 2].square()),
+            "pose": (truth["joint_pos"] - truth["joint_pos"].new_tensor(self.robot.home)).square().sum(-1),
+        }
