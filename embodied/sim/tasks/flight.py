@@ -1,8 +1,8 @@
 """Fly a quadrotor by the speeds of its rotors: stay in place (`hover`), or follow a moving goal (`track`).
 
-The plant, its starts, its noise and its disturbances are those of "Learning to Fly in Seconds" (arXiv 2311.13081); MuJoCo delays
-thrust where the paper delays rotor speed, see `build_rotorcraft`. The base frame stands still, z up, its origin where the robot
-is to hover; nothing is there to touch.
+The plant, its starts, its noise and its disturbances are those of "Learning to Fly in Seconds" (arXiv 2311.13081); MuJoCo
+delays thrust where the paper delays rotor speed, see `build_rotorcraft`. The base frame stands still, z up, its origin where
+the robot is to hover; nothing is there to touch.
 """
 
 from __future__ import annotations

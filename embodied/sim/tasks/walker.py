@@ -78,7 +78,7 @@ class Walker:
         check_randomise(ranges)
         self.legged, self.ground, self.ranges = legged, ground, ranges
         robot = self.robot = legged.spec
-        spec, trunk = build_legged(legged)
+        spec, _ = build_legged(legged)
         add_to(spec, ground)
         calves = [f"{limb.name}_{limb.links[-1].name}" for limb in legged.limbs]
         for shape in (*robot.feet, *calves, robot.trunk):
@@ -166,11 +166,8 @@ class Walker:
         qpos, qvel = engine.read("qpos"), engine.read("qvel")
         feet = engine.read("site_xpos")[:, self._feet]
         pos, quat = qpos[:, :3], qpos[:, 3:7]
-        if self.ground.flat:
-            below, under = 0.0, 0.0
-        else:
-            heights = height_at(self.ground, torch.cat([feet[..., :2], pos[:, None, :2]], 1))
-            below, under = heights[:, :-1], heights[:, -1]
+        places = torch.cat([feet, pos[:, None]], 1)
+        above = places[..., 2] if self.ground.flat else places[..., 2] - height_at(self.ground, places[..., :2])
         return {
             "trunk_pos": pos,
             "trunk_quat": quat,
@@ -179,8 +176,8 @@ class Walker:
             "joint_pos": qpos[:, 7:],
             "joint_vel": qvel[:, 6:],
             "feet": feet,
-            "clearance": feet[..., 2] - below - self.radius,
-            "height": pos[:, 2] - under,
+            "clearance": above[:, :-1] - self.radius,
+            "height": above[:, -1],
             "torques": engine.read("actuator_force"),
         }
 
@@ -198,7 +195,7 @@ class Walker:
         return seen
 
     def fallen(self, truth: dict[str, Tensor]) -> Tensor:
-        """Whether the robot lies or is about to: its trunk is tilted by more than 60 degrees, or 12 cm above the ground, [N]."""
+        """Whether the robot lies or is about to: its trunk is tilted by 60 degrees, or 12 cm above the ground, [N]."""
         quat = truth["trunk_quat"]
         upright = 1.0 - 2.0 * (quat[:, 1].square() + quat[:, 2].square())
         return (upright < 0.5) | (truth["height"] < 0.12)
