@@ -14,26 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from assembly import RESULTS, describe_host
-from figures import side_by_side
+from assembly import RESULTS
+from figures import Run, curves, make_runs, on_the_way, take_off, train
 
 from embodied.algos.trainer import single_threaded
-from embodied.report.charts import Axis, Line, line_chart
+from embodied.report.charts import Axis
 from embodied.report.statistics import wilson
 from embodied.sim.samplers.slots import Slots
 from embodied.spec import registry
@@ -102,65 +96,15 @@ def plan(settings: list[str]) -> Iterator[tuple[str, str, int]]:
 
 def run(file: Path, env_steps: int, settings: list[str], extra: list[str], jobs: int) -> None:
     """Make the runs that the results lack."""
-    conditions = {"env_steps": env_steps, "extra": extra}
-    results = json.loads(file.read_text()) if file.exists() else {"conditions": conditions, "runs": {}}
-    if results["conditions"] != conditions:
-        raise SystemExit(f"{file} was made under {results['conditions']}, not {conditions}: give another --out")
-    wanted = {}
-    for setting, sampler, seed in plan(settings):
-        key = f"{setting}/{sampler}/{seed}"
-        wanted[key] = [f"sampler={sampler}", f"seed={seed}", *SETTINGS[setting]]
-        if key in results["runs"] and results["runs"][key]["overrides"] != wanted[key]:
-            raise SystemExit(f"{file}: {key} was run with other options: give another --out")
-    lock = threading.Lock()
-
-    def make(key: str) -> None:
-        print(f"-- {key}", flush=True)
-        made = train(wanted[key], env_steps, extra, max(1, (os.cpu_count() or 1) // jobs))
-        with lock:
-            results["runs"][key] = made
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".tmp")
-            partial.write_text(json.dumps(results, indent=1) + "\n")
-            partial.replace(file)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(make, [key for key in wanted if key not in results["runs"]]))
-
-
-def train(words: list[str], env_steps: int, extra: list[str], threads: int) -> dict[str, Any]:
-    """One training: its final evaluation, and what was measured whenever it was evaluated on the way."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        bounds = ["budget.target_success=null", f"budget.env_steps={env_steps}"]
-        command = [sys.executable, "-m", "embodied.cli", "train", "task=assembly", f"out={out}", *words, *bounds, *extra]
-        command.append(f"sim.threads={threads}")
-        if subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}).returncode != 0:
-            raise SystemExit(f"failed: {' '.join(command)}")
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        final = json.loads((out / "eval.json").read_text())
-    kept = [row for row in rows if "eval/success" in row]
-    ranges = sum(name.startswith("sampler/success_by_difficulty_") for name in rows[0])
-    tags = [name for name in rows[0] if name.startswith("sampler/success/")]
-    return {
-        "overrides": words,
-        "host": describe_host(),
-        "wall_s": round(rows[-1]["wall_s"], 1),
-        "env_steps": rows[-1]["env_steps"],
-        "iterations": len(rows),
-        "success by tag": {name.split("/")[-1]: round(rows[-1][name], 4) for name in tags},
-        "final": {name: final[name] for name in ("success_at_end", "episodes", "ci95", "invalid", "length_mean")},
-        "curve": {
-            "env_steps": [row["env_steps"] for row in kept],
-            "fresh starts": [row["eval/success"] for row in kept],
-            "visited": [round(row["sampler/visited_fraction"], 4) for row in kept],
-            "difficulty of the draws": [round(row["sampler/difficulty"], 5) for row in kept],
-            "success by tag": {name.split("/")[-1]: [round(row[name], 4) for row in kept] for name in tags},
-            "success by difficulty": [
-                [round(row[f"sampler/success_by_difficulty_{i}"], 4) for i in range(ranges)] for row in kept
-            ],
-        },
+    wanted = {
+        f"{setting}/{sampler}/{seed}": [f"sampler={sampler}", f"seed={seed}", *SETTINGS[setting]]
+        for setting, sampler, seed in plan(settings)
     }
+
+    def make(words: list[str], threads: int) -> Run:
+        return train("assembly", words, env_steps, extra, threads)
+
+    make_runs(file, {"env_steps": env_steps, "extra": extra}, wanted, make, jobs)
 
 
 # -- report --------------------------------------------------------------------------------------------------------------
@@ -169,7 +113,7 @@ def train(words: list[str], env_steps: int, extra: list[str], threads: int) -> d
 def report(file: Path) -> None:
     """samplers.md and a plot a setting, from samplers.json."""
     results = json.loads(file.read_text())
-    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    runs: dict[str, dict[str, list[Run]]] = {}
     for key, one in results["runs"].items():
         setting, sampler, _ = key.split("/")
         runs.setdefault(setting, {}).setdefault(sampler, []).append(one)
@@ -192,7 +136,7 @@ def report(file: Path) -> None:
     (file.parent / "samplers.md").write_text("\n".join(lines))
 
 
-def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
+def table(by_sampler: dict[str, list[Run]]) -> list[str]:
     """Rows of a setting."""
     lines = [
         "| sampler | seeds | success | least - most | 95 % interval | at 1/3 | at 2/3 of the steps | steps to 50 % | by kind |",
@@ -211,38 +155,10 @@ def table(by_sampler: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def on_the_way(runs: list[dict[str, Any]], share: float) -> str:
-    """Success of each run at a share of its steps, between the periodic evaluations before and after."""
-    at = share * max(one["env_steps"] for one in runs)
-    found = [float(np.interp(at, one["curve"]["env_steps"], one["curve"]["fresh starts"])) for one in runs]
-    return ", ".join(f"{success:.1%}" for success in found)
-
-
-def take_off(one: dict[str, Any]) -> str:
-    """Environment steps at which half of the fresh starts were first solved."""
-    curve = one["curve"]
-    points = zip(curve["env_steps"], curve["fresh starts"], strict=True)
-    return next((f"{steps / 1e6:.2f} M" for steps, success in points if success >= 0.5), "-")
-
-
-def plot(by_sampler: dict[str, list[dict[str, Any]]]) -> str:
-    """Two charts side by side as one SVG: success on fresh starts, mean difficulty of the draws; lines are means over seeds."""
-    axis = Axis("environment steps")
-    by_sampler = {sampler: runs for sampler, runs in by_sampler.items() if mean(runs, "fresh starts")}
-    charts = [
-        line_chart(title, [Line(s, mean(runs, key), marked=True) for s, runs in by_sampler.items()], axis, y)
-        for title, key, y in (
-            ("Success on fresh starts", "fresh starts", Axis("", percent=True)),
-            ("Distance from the goal of the starts drawn (mm)", "difficulty of the draws", Axis("", unit=1e-3)),
-        )
-    ]
-    return side_by_side(charts, list(by_sampler))
-
-
-def mean(runs: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Points of a curve, averaged over seeds; they were measured at the same iterations."""
-    columns = zip(*(zip(one["curve"]["env_steps"], one["curve"][key], strict=True) for one in runs), strict=True)
-    return [(points[0][0], statistics.mean(value for _, value in points)) for points in columns]
+def plot(by_sampler: dict[str, list[Run]]) -> str:
+    """Success on fresh starts, and mean difficulty of the draws."""
+    distance = ("Distance from the goal of the starts drawn (mm)", "difficulty of the draws", Axis("", unit=1e-3))
+    return curves(by_sampler, [("Success on fresh starts", "fresh starts", Axis("", percent=True)), distance])
 
 
 # -- cost ----------------------------------------------------------------------------------------------------------------

@@ -183,7 +183,10 @@ def _tasks() -> None:
     rows = []
     for name in registry.names("task"):
         entry = registry.find("task", name)
-        rows.append((name, entry.summary, CHOICES["robot"], defaults("task", name)))
+        usual = CHOICES | dict(entry.usual)
+        robot = usual.pop("robot")
+        changed = [f"{key}={value}" for key, value in usual.items() if CHOICES.get(key) != value]
+        rows.append((name, entry.summary, robot, [*defaults("task", name), *changed]))
     if not sys.stdout.isatty():
         for name, summary, robot, values in rows:
             print(f"{name}: {summary}\n  robot={robot}", *values, sep="\n  ")

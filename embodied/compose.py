@@ -40,7 +40,7 @@ from embodied.spec import registry
 from embodied.spec.errors import BadInput, nearest
 
 RESUMABLE = ("budget",)
-EVALUABLE = ("task", "sim", "episodes", "seed", "out", "device", "eval")
+EVALUABLE = ("task", "robot", "sim", "episodes", "seed", "out", "device", "eval")
 MEASURES = ("bench sim", "deploy sim")
 """Commands that keep no run."""
 MEASURED = (*GROUPS, "sim", "seed", "device")
@@ -87,7 +87,12 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
     source = _source(command, parsed)
     chosen = [one for one in parsed if one.key_or_group in GROUPS]
     values = [one for one in parsed if one.key_or_group not in (*GROUPS, *SOURCES)]
-    nodes, saved = (_choose(chosen), {}) if source is None else _load(folder_of(source))
+    usual: dict[str, Any] = {}
+    if source is None:
+        nodes, usual = _choose(chosen)
+        saved: dict[str, Any] = {}
+    else:
+        nodes, saved = _load(folder_of(source))
     types = option_types({group: registry.find(group, name).options for group, (name, _) in nodes.items()})
     for one in values:
         if "task" in nodes or one.key_or_group.partition(".")[0] != "task":
@@ -97,7 +102,7 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         raise BadInput(f"task is missing: embodied {command} task={choices('task')[0]}; valid: {valid}")
     _check_used(command, source, chosen + values)
 
-    config = _resolve(nodes, saved, values, types)
+    config = _resolve(nodes, saved, usual, values, types)
     validate(config)
     for group in GROUPS:
         check = getattr(registry.find(group, config[group]["name"]).build, "validate", None)
@@ -207,19 +212,19 @@ def _load(run: Path) -> tuple[dict[str, tuple[str, DictConfig]], dict[str, Any]]
     return nodes, saved
 
 
-def _choose(chosen: list[Override]) -> dict[str, tuple[str, DictConfig]]:
-    """(registered name, options) of each group: the user's choice, otherwise the usual one."""
-    names: dict[str, str] = dict(CHOICES)
-    given = set()
-    for one in chosen:
-        check_form(one)
-        group, value = one.key_or_group, one.value()
-        if group in given:
-            raise BadInput(f"{group}= is given twice: {one.input_line} and another")
-        if isinstance(value, list | dict):
-            raise BadInput(f"{one.input_line}: expected one of {', '.join(choices(group))}")
-        given.add(group)
-        names[group] = "null" if value is None else str(value)
+def _choose(chosen: list[Override]) -> tuple[dict[str, tuple[str, DictConfig]], dict[str, Any]]:
+    """(registered name, options) of each group: the user's choice, otherwise the task's usual one, otherwise the usual one;
+    and the options that the task wants otherwise, as far as they are of what was chosen.
+    """
+    given = _given(chosen)
+    usual: dict[str, Any] = {}
+    if given.get("task") in registry.names("task"):
+        usual = dict(registry.find("task", given["task"]).usual)
+    names = CHOICES | {group: usual.pop(group) for group in GROUPS if group in usual}
+    # options of what the user replaced by something else mean nothing
+    other = {group for group, name in given.items() if name != names.get(group, name)}
+    usual = {key: value for key, value in usual.items() if key.partition(".")[0] not in other}
+    names |= given
     nodes = {}
     for group, choice in names.items():
         preset = presets(group).get(choice)
@@ -231,7 +236,21 @@ def _choose(chosen: list[Override]) -> dict[str, tuple[str, DictConfig]]:
             values = yaml.safe_load(preset.read_text(encoding="utf-8"))
             name = values.pop("name")
             nodes[group] = name, _structured(registry.find(group, name).options, values, str(preset))
-    return nodes
+    return nodes, usual
+
+
+def _given(chosen: list[Override]) -> dict[str, str]:
+    """What the user chose, by group."""
+    given: dict[str, str] = {}
+    for one in chosen:
+        check_form(one)
+        group, value = one.key_or_group, one.value()
+        if group in given:
+            raise BadInput(f"{group}= is given twice: {one.input_line} and another")
+        if isinstance(value, list | dict):
+            raise BadInput(f"{one.input_line}: expected one of {', '.join(choices(group))}")
+        given[group] = "null" if value is None else str(value)
+    return given
 
 
 def _structured(cls: type, values: Mapping[str, Any], source: str) -> DictConfig:
@@ -267,10 +286,11 @@ def _check_used(command: str, source: Path | None, parsed: list[Override]) -> No
 def _resolve(
     nodes: Mapping[str, tuple[str, DictConfig]],
     saved: Mapping[str, Any],
+    usual: Mapping[str, Any],
     values: list[Override],
     types: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Compose with Hydra, apply the overrides in their order, and make it plain."""
+    """Compose with Hydra, apply what the task wants otherwise and the overrides in their order, and make it plain."""
     root = _structured(RunConfig, saved, "the run's config.yaml")
     with open_dict(root):
         root.defaults = [*({group: name} for group, (name, _) in nodes.items()), "_self_"]
@@ -280,6 +300,8 @@ def _resolve(
             store.store(group=group, name=name, node=node)
         cfg = hydra.compose("run")
     OmegaConf.set_struct(cfg, False)  # dict options take new keys; dataclasses still refuse them
+    for key, wanted in usual.items():
+        OmegaConf.update(cfg, key, wanted)
     for one in values:
         check_form(one)
         try:

@@ -52,14 +52,14 @@ usage: embodied eval checkpoint=<run> key=value ...
 
   checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
   episodes=500  seed=0  device=cpu  out=<folder>
-  task.* sim.* eval.*       change what the run was trained with
+  task.* robot.* sim.* eval.*       change what the run was trained with
 {CONFIGURED}""",
     "play": f"""\
 usage: embodied play checkpoint=<run> key=value ...
 
   checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
   episodes=  seed=0  device=cpu  out=<folder>
-  task.* sim.* eval.*       change what the run was trained with
+  task.* robot.* sim.* eval.*       change what the run was trained with
 {CONFIGURED}""",
     "export": """\
 usage: embodied export checkpoint=<run> [out=<file.onnx>]

@@ -82,15 +82,18 @@ class Ppo:
             raise BadInput(f"algo.minibatch_size={options.minibatch_size}: more than the batch")
 
 
+SWIM = {"robot": "eel", "sampler": "uniform", "sampler.history": 5, "algo.num_steps": 8, "sim.num_worlds": 64}
+
+
 def install(patch: pytest.MonkeyPatch, presets) -> None:
     """Replace what is registered, and the presets by those in the folder `presets`, which is filled."""
 
-    def entry(options, build=object):
-        return registry.Entry(build, options, (build.__doc__ or "").splitlines()[0])
+    def entry(options, build=object, usual=None):
+        return registry.Entry(build, options, (build.__doc__ or "").splitlines()[0], usual or {})
 
     entries = {
-        "task": {"stack": entry(StackOptions, Stack)},
-        "robot": {"franka": entry(NoOptions)},
+        "task": {"stack": entry(StackOptions, Stack), "swim": entry(NoOptions, usual=SWIM)},
+        "robot": {"eel": entry(NoOptions), "franka": entry(NoOptions)},
         "sampler": {"success_guided": entry(FrontierOptions), "uniform": entry(PlainOptions)},
         "policy": {"mlp": entry(MlpOptions)},
         "algo": {"ppo": entry(PpoOptions, Ppo)},

@@ -66,6 +66,36 @@ def test_defaults_are_those_of_the_dataclasses(fake):
     assert config["algo"] == {"name": "ppo", "clip": 0.2, "num_steps": 24, "minibatch_size": None}
 
 
+def test_a_task_says_what_is_usual_for_it(fake):
+    """Choices and options of its own, which the user's beat; those of what the user replaced fall away."""
+
+    def chosen(*overrides):
+        config = compose("train", ["task=swim", *overrides]).config
+        sampler = config["sampler"]
+        return (
+            config["robot"]["name"],
+            (sampler["name"], sampler["history"]),
+            (config["algo"]["num_steps"], config["algo"]["clip"]),
+            config["sim"]["num_worlds"],
+        )
+
+    assert chosen() == ("eel", ("uniform", 5), (8, 0.2), 64)
+    assert chosen("sampler=uniform", "algo=ppo") == chosen()
+    assert chosen("sampler=success_guided") == ("eel", ("success_guided", 50), (8, 0.2), 64)
+    assert chosen("sampler=patient")[1] == ("success_guided", 400)
+    assert chosen("robot=franka", "algo.num_steps=3", "sim.num_worlds=7") == ("franka", ("uniform", 5), (3, 0.2), 7)
+
+
+def test_a_saved_run_keeps_what_it_was_run_with(fake, tmp_path):
+    folder = save(tmp_path / "run", "sim.num_worlds=32")
+    text = (folder / "config.yaml").read_text().replace("name: stack", "name: swim")
+    values = yaml.safe_load(text)
+    values["task"] = {"name": "swim"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    assert compose("train", [f"resume={folder}"]).config["sim"]["num_worlds"] == 32
+    assert compose("eval", [f"checkpoint={folder}"]).config["algo"]["num_steps"] == 24
+
+
 def test_command_line_beats_preset_beats_dataclass(fake):
     def sampler(*overrides):
         values = compose("train", [TASK, *overrides]).config["sampler"]

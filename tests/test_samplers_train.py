@@ -71,7 +71,7 @@ def test_a_sampler_that_scores_needs_a_learner_with_advantages(
             self.ppo = PPO(*arguments)
 
     registry.load()
-    monkeypatch.setitem(registry._entries["algo"], "other", registry.Entry(Other, PPOOptions, ""))
+    monkeypatch.setitem(registry._entries["algo"], "other", registry.Entry(Other, PPOOptions, "", {}))
     assert main(["train", *SMALL, "sampler=plr", "algo=other", f"out={tmp_path / 'x'}"]) == 2
     assert "sampler=plr scores configurations by advantages, which algo=other has not" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
@@ -191,7 +191,7 @@ def test_difficulty_is_the_distance_from_where_success_begins() -> None:
     env = make_env(64, stagger=False, randomise=False)
     env.sampler.sample = lambda: torch.arange(64)
     env.reset(0)
-    depth = env.task.errors(env._seen)["depth_m"].double()  # seen with a bias of half a millimetre
+    depth = env.task.errors(env._seen, env._state)["depth_m"].double()  # seen with a bias of half a millimetre
     short = (0.025 - depth).clamp(min=0)
     assert (bank.difficulty > short - 0.003).all()
     inserted, near, far = (bank.difficulty[bank.tags == i] for i in range(3))

@@ -17,7 +17,7 @@ from embodied.algos.rollout import Rollout
 from embodied.algos.threads import each, one_thread, pieces
 from embodied.policies.gaussian import Critic, GaussianPolicy
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.protocols import Obs
+from embodied.spec.protocols import Obs, Symmetry
 from embodied.spec.ranks import rank_count, rank_index, sum_over_ranks
 from embodied.spec.registry import register
 
@@ -38,6 +38,7 @@ class PPOOptions:
     clip: float = 0.2  # of the probability ratio
     entropy: float = 0.005  # bonus on the entropy summed over actions; for about 6 of them
     value_coef: float = 1.0  # weight of the critic's loss
+    symmetry: bool = False  # learn of every second transition what it looks like in the task's mirror
     max_grad_norm: float = 1.0  # of the policy's and the critic's gradients, each
     critic_hidden: list[int] = field(default_factory=lambda: [128, 128])
 
@@ -57,6 +58,7 @@ class PPO:
         num_worlds: N, of this rank.
         device: where everything lives.
         seed: of action noise, critic weights and permutations; every rank gets the same and draws its own noise.
+        mirror: what the task looks like in the mirror (Mittal et al. 2024, arXiv 2403.04359), for `symmetry`.
 
     Attributes:
         advantage: of the steps of the last update [T, N], in units of reward; T is 0 before the first.
@@ -74,8 +76,11 @@ class PPO:
         num_worlds: int,
         device: torch.device | str,
         seed: int,
+        mirror: Symmetry | None = None,
     ) -> None:
         self.validate(options, num_worlds)
+        if options.symmetry and mirror is None:
+            raise BadInput("algo.symmetry=true: the task has no symmetry to learn by; use algo.symmetry=false")
         self.options = options
         self.steps_per_iteration = options.num_steps
         self.device = torch.device(device)
@@ -94,6 +99,9 @@ class PPO:
             action_size,
             self.device,
         )
+        self._mirror: Symmetry = {}
+        if options.symmetry and mirror is not None:
+            self._mirror = {name: (index.to(self.device), sign.to(self.device)) for name, (index, sign) in mirror.items()}
         self._value: Tensor | None = None  # V [N] of the present observation, where the weights have not changed since
         self.advantage = torch.zeros(0, num_worlds, device=self.device)
         batch = options.num_steps * num_worlds
@@ -212,8 +220,9 @@ class PPO:
         names: tuple[str, ...] = ()
         for _ in range(options.epochs):
             order = torch.randperm(valid.numel(), generator=self.generator, device=self.device)
+            shown = self._half_mirrored(batch)
             for index in order.tensor_split(self.num_minibatches):
-                metrics = self._learn(batch, index, threads)
+                metrics = self._learn(shown, index, threads)
                 names = tuple(metrics)
                 history.append(torch.stack(list(metrics.values())))
         rows = sum_over_ranks(torch.stack(history)) / rank_count()
@@ -235,6 +244,19 @@ class PPO:
         metrics["lr"] = self.learning_rate.clone()
         metrics["explained_variance"] = explained_variance(value, returns, valid)
         return metrics
+
+    def _half_mirrored(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with a random half of its transitions seen in the mirror.
+
+        An action in the mirror is taken to be as likely there as it was when it was taken: true of a policy that is symmetric,
+        which it becomes.
+        """
+        if not self._mirror:
+            return batch
+        size = len(batch["valid"])
+        flip = torch.rand(size, 1, generator=self.generator, device=self.device) < 0.5
+        seen = {name: batch[name].index_select(1, index) * sign for name, (index, sign) in self._mirror.items()}
+        return batch | {name: torch.where(flip, x, batch[name]) for name, x in seen.items()}
 
     def _learn(self, batch: dict[str, Tensor], index: Tensor, threads: int) -> dict[str, Tensor]:
         """One gradient step on the minibatch `index` of a batch; scalars by name."""

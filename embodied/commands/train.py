@@ -97,6 +97,7 @@ def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tupl
         env.num_worlds,
         config["device"],
         config["seed"],
+        env.mirror,
     )
     if isinstance(env.sampler, ScoringSampler) and not hasattr(learner, "advantage"):
         name, algo = config["sampler"]["name"], config["algo"]["name"]

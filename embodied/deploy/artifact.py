@@ -77,7 +77,8 @@ def commands(spec: PolicySpec) -> dict[str, int]:
 def kept(spec: PolicySpec) -> dict[str, int]:
     """Names and sizes of what is remembered from one control step to the next."""
     history = {"past_actions": spec.history * spec.action.size} if spec.history else {}
-    return (commands(spec) if isinstance(spec.action, ToolMotion) else {}) | {"last_action": spec.action.size} | history
+    clock = {"time": 1} if spec.clock else {}
+    return (commands(spec) if isinstance(spec.action, ToolMotion) else {}) | {"last_action": spec.action.size} | history | clock
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class SimulatedRobot:
 
     def truth(self) -> dict[str, Any]:
         """What the simulator knows: whether the task has succeeded since the scene began, and its error figures."""
-        errors = self.task.errors(self._look()[0])
+        errors = self.task.errors(self._look()[0], self._state)
         return {"success": self._success, **{name: float(value[0]) for name, value in errors.items()}}
 
     def _look(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

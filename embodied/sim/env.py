@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.sim.engines import describe_health
 from embodied.sim.resets import ResetBank
 from embodied.spec.errors import BadInput
-from embodied.spec.protocols import Engine, Obs, Sampler, ScoringSampler
+from embodied.spec.protocols import Engine, Obs, Sampler, ScoringSampler, Symmetry
 
 
 class Task(Protocol):
@@ -30,6 +30,9 @@ class Task(Protocol):
     time_limit_fails: bool
     """The time limit is part of the problem: reaching it is a failure, worth nothing more. Else it truncates, with success
     where the task says so there."""
+
+    mirror: Symmetry | None
+    """What the task looks like in a mirror in which it is the same task, if there is one."""
 
     def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
         """Draw the physics of the worlds of `mask` from nominal (`on` false: nominal) and commit it; what was drawn [N]."""
@@ -57,8 +60,8 @@ class Task(Protocol):
         """Reward [N] (the environment adds `failure_cost`), success and failure bool [N]."""
         ...
 
-    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The task's own error figures by name, [N]."""
+    def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The task's own figures of an episode by name, [N], as they are now."""
         ...
 
     def bank_hash(self, signature: str) -> str:
@@ -102,6 +105,7 @@ class WorldsEnv:
         self.num_worlds, self.device = engine.num_worlds, engine.device
         self.action_size, self.obs_sizes = task.action_size, task.obs_sizes
         self.max_episode_steps = task.max_episode_steps
+        self.mirror = task.mirror
         self._randomise, self._stagger, self._warn = randomise, stagger, warn
         self._rows = bank.rows.to(engine.device)
         self._generator = torch.Generator(engine.device)
@@ -184,7 +188,7 @@ class WorldsEnv:
                 "return": self._returns,
                 "length": self._steps,
             },
-            "errors": task.errors(truth),
+            "errors": task.errors(truth, self._state),
         }
         if self._some(invalid):
             self._invalid_total = self._invalid_total + invalid.sum()

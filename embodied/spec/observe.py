@@ -10,7 +10,8 @@ the wrist sensor, in the tcp's orientation, exerted by the environment on the to
 frame in place of the tool's, in a base frame that is fixed to the ground.
 
 `memory`: `last_action` [N, A] and what the action commands: `target_pos` [N, 3] and `target_quat` [N, 4] (base frame),
-`target_joints` [N, J] rad, or `rotor_speeds` [N, R] rpm; `past_actions` [N, H A], the last one first, where a term sees them.
+`target_joints` [N, J] rad, or `rotor_speeds` [N, R] rpm; where a term sees them, `past_actions` [N, H A], the last one first,
+and `time` [N, 1] s since the beginning.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def start_memory(spec: PolicySpec, readings: Readings) -> Memory:
     else:
         memory = {}
     memory["last_action"] = zeros(some, action.size)
+    if spec.clock:
+        memory["time"] = zeros(some, 1)
     if spec.history:
         memory["past_actions"] = zeros(some, spec.history * action.size)
     return memory
@@ -74,8 +77,9 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
         vectors = rotate_inverse(readings[f"{frame}_quat"][..., None, :], xp.stack([values[i] for i in indices], -2))
         for k, i in enumerate(indices):
             values[i] = vectors[..., k, :]
-    inverse_scale, bound = (like(x, some) for x in spec.scaling)
-    return clamp(xp.concatenate(values, -1) * inverse_scale, -bound, bound)
+    inverse_scale, bound = spec.scaling
+    seen = xp.concatenate(values, -1) * like(inverse_scale, some)
+    return seen if bound is None else clamp(seen, like(-bound, some), like(bound, some))
 
 
 def succeeded(success: SuccessSpec, readings: Readings) -> Array:
@@ -110,6 +114,8 @@ def command(spec: PolicySpec, action: Array, readings: Readings, memory: Memory)
         low, high = cast(RotorcraftSpec, spec.robot).rpm
         commanded = {"rotor_speeds": (low + high) / 2 + (high - low) / 2 * action}
     commanded["last_action"] = action
+    if spec.clock:
+        commanded["time"] = memory["time"] + spec.robot.control_dt
     if spec.history:
         past = memory["past_actions"]
         commanded["past_actions"] = namespace(past).concatenate([action, past[..., : -kind.size]], -1)
@@ -231,6 +237,12 @@ def _heights(term: Term, readings: Readings, memory: Memory) -> Array:
     return readings["heights"]
 
 
+def _clock(term: Term, readings: Readings, memory: Memory) -> Array:
+    """Sine and cosine of where the time is in the period `scale` [s]."""
+    xp, turn = namespace(memory["time"]), memory["time"] * (2.0 * math.pi / term.scale)
+    return xp.concatenate([xp.sin(turn), xp.cos(turn)], -1)
+
+
 def _past_actions(term: Term, readings: Readings, memory: Memory) -> Array:
     """The last actions, the last one first."""
     return memory["past_actions"]
@@ -259,6 +271,7 @@ _TERMS: dict[str, Callable[[Term, Readings, Memory], Array]] = {
     "request": _request,
     "heights": _heights,
     "past_actions": _past_actions,
+    "clock": _clock,
 }
 # computed in the base frame, then turned into the term's
 _IN_BASE_FRAME = {

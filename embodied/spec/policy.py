@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embodied.spec.errors import BadInput, nearest
 from embodied.spec.robot import ArmSpec, RobotSpec
 
@@ -29,6 +32,7 @@ TERM_SIZES = {
     "request": 1,
     "heights": 1,
     "past_actions": PER_ACTION,
+    "clock": 2,
 }
 """Kinds of observation terms and their sizes; `embodied.spec.observe` says what each computes."""
 
@@ -40,7 +44,8 @@ COUNTED = ("request", "heights", "past_actions")
 class Term:
     """One observation term: a `kind` of quantity of the frame `of`, expressed in the frame `frame`, divided by `scale`.
 
-    `clip` (in units of the scaled value) bounds it; `count` is how many there are: points of a scan, steps of a history.
+    Of a `clock` the scale is its period. `clip` (in units of the scaled value) bounds it; `count` is how many there are: points
+    of a scan, steps of a history.
     """
 
     name: str
@@ -145,15 +150,23 @@ class PolicySpec:
         return tuple(wide.get(TERM_SIZES[term.kind], TERM_SIZES[term.kind]) * term.count for term in self.terms)
 
     @property
+    def clock(self) -> bool:
+        """Whether the policy sees how long it has been running."""
+        return any(term.kind == "clock" for term in self.terms)
+
+    @property
     def history(self) -> int:
         """Actions that are remembered, the last included."""
         return max((term.count for term in self.terms if term.kind == "past_actions"), default=0)
 
     @cached_property
-    def scaling(self) -> tuple[list[float], list[float]]:
-        """1 / scale of each number of the observation, and its bound after scaling (infinite where a term has none)."""
-        terms = [term for term, size in zip(self.terms, self.sizes, strict=True) for _ in range(size)]
-        return [1.0 / term.scale for term in terms], [math.inf if term.clip is None else term.clip for term in terms]
+    def scaling(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """1 / scale of each number of the observation, and its bound after scaling, infinite where a term has none (None: no
+        term has one).
+        """
+        scale = np.repeat([1.0 if term.kind == "clock" else term.scale for term in self.terms], self.sizes)
+        bound = np.repeat([math.inf if term.clip is None else term.clip for term in self.terms], self.sizes)
+        return 1.0 / scale, None if np.isinf(bound).all() else bound
 
     @property
     def max_steps(self) -> int:

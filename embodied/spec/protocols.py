@@ -17,6 +17,10 @@ Obs = dict[str, Tensor]
 """Observation groups by name, each [N, ...]: `policy`, `critic`, optionally `rgb`."""
 
 
+Symmetry = Mapping[str, tuple[Tensor, Tensor]]
+"""By observation group, and for `action`: which component int64 [D] stands at each place in the mirror, and its sign [D]."""
+
+
 class Engine(Protocol):
     """Physics of N copies of one MJCF model, nothing else."""
 
@@ -148,6 +152,7 @@ class VecEnv(Protocol):
     action_size: int
     obs_sizes: dict[str, int]
     max_episode_steps: int
+    mirror: Symmetry | None
 
     def reset(self, seed: int) -> Obs:
         """Start every world; the seed decides everything that follows."""

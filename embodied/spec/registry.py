@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -45,25 +45,28 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """What is registered under a name: how to build it, its options dataclass, one line about it."""
+    """What is registered under a name: how to build it, its options dataclass, one line about it, and, of a task, what a run
+    of it takes where the user says nothing: choices and options by key (`robot`, `algo.num_steps`).
+    """
 
     build: Callable[..., Any]
     options: type
     summary: str
+    usual: Mapping[str, Any]
 
 
 _entries: dict[str, dict[str, Entry]] = {group: {} for group in GROUPS}
 _loaded = False
 
 
-def register(group: str, name: str, options: type) -> Callable[[T], T]:
-    """Register the decorated class or function as `name` in `group`; `options` is its dataclass of options."""
+def register(group: str, name: str, options: type, usual: Mapping[str, Any] | None = None) -> Callable[[T], T]:
+    """Register the decorated class or function as `name` in `group`; `options` is its dataclass of options; see `Entry`."""
 
     def decorate(build: T) -> T:
         if name in _entries[group]:
             raise ValueError(f"{group} '{name}' is registered twice")
         lines = (build.__doc__ or "").strip().splitlines()
-        _entries[group][name] = Entry(build, options, lines[0] if lines else "")
+        _entries[group][name] = Entry(build, options, lines[0] if lines else "", usual or {})
         return build
 
     return decorate

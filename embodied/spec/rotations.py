@@ -28,7 +28,10 @@ def clamp(x: Array, low: Any, high: Any) -> Array:
 
 def like(values: Any, x: Array) -> Array:
     """Numbers as an array of the kind and type that x is."""
-    return np.asarray(values, x.dtype) if isinstance(x, np.ndarray) else x.new_tensor(values)
+    if isinstance(x, np.ndarray):
+        return np.asarray(values, x.dtype)
+    # many numbers should come as an array: a list is read one by one
+    return namespace(x).as_tensor(values, dtype=x.dtype, device=x.device)
 
 
 def zeros(x: Array, size: int) -> Array:
@@ -55,7 +58,7 @@ def _products() -> np.ndarray:
     return made.reshape(16, 9)
 
 
-_PRODUCTS = _products().tolist()
+_PRODUCTS = _products()
 
 
 def _matrix(q: Array) -> Array:
@@ -104,7 +107,7 @@ def quat_to_matrix(q: Array) -> Array:
     if isinstance(q, np.ndarray):
         return _matrix(q).reshape(*q.shape[:-1], 9)
     # every entry is a sum of products of two components: two operations in place of forty
-    return (q[..., :, None] * q[..., None, :]).flatten(-2) @ q.new_tensor(_PRODUCTS)
+    return (q[..., :, None] * q[..., None, :]).flatten(-2) @ like(_PRODUCTS, q)
 
 
 def quat_to_rotvec(q: Array) -> Array:

@@ -50,6 +50,9 @@ class CpuEngine:
         self._seen = self._warnings.copy()
         self._state_size = self._batch.state.shape[1]
         self._bound: set[str] = set()
+        # restored, but not yet forwarded: a reset restores, draws physics and commits, and need derive but once
+        self._restored = np.zeros(num_worlds, bool)
+        self._waiting = False
         self._batch.forward()
         self.default_row = self._rows(slice(1))
 
@@ -65,6 +68,7 @@ class CpuEngine:
 
     def read(self, name: str) -> Tensor:
         """A float32 copy [N, ...] of a MuJoCo field; see `Engine.read` for what is current."""
+        self._settle()
         self.bind([name])
         return torch.from_numpy(self._batch.bind(name).astype(np.float32))
 
@@ -85,16 +89,19 @@ class CpuEngine:
 
     def step(self, substeps: int) -> None:
         """Advance by `substeps`, then bring positions, velocities and their sensors up to the new state."""
+        self._settle()
         self._guarded(lambda: self._batch.step(nstep=substeps, stage=mujoco.mjtStage.mjSTAGE_VEL.value))
 
     def forward(self, mask: Tensor | None = None) -> None:
         """Compute derived fields of the worlds of `mask`."""
+        self._settle()
         ids = self._ids(mask)
         if ids is None or len(ids):
             self._guarded(lambda: self._batch.forward(ids))
 
     def get_state(self) -> Tensor:
         """State rows float64 [N, S]: MuJoCo's integration state, then the per-world parameters."""
+        self._settle()
         return self._rows(slice(None))
 
     def _rows(self, worlds: slice) -> Tensor:
@@ -109,10 +116,14 @@ class CpuEngine:
             self._put(wanted[start : start + CHUNK], rows.numpy()[source[start : start + CHUNK]])
             for start in range(0, len(wanted), CHUNK)
         ]
-        ids = np.concatenate([np.empty(0, np.intp), *restored])
-        if len(ids):
-            self._commit(ids)
-            self._seen[ids] = self._warnings[ids]
+        for ids in restored:
+            self._restored[ids] = True
+            self._waiting |= len(ids) > 0
+
+    def _settle(self) -> None:
+        """Derive what follows from the states that were restored since."""
+        if self._waiting:
+            self._commit(np.flatnonzero(self._restored))
 
     def _put(self, worlds: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Copy rows [n, S] to n worlds, uncommitted; the ids of those whose row is finite, the others are flagged."""
@@ -133,7 +144,8 @@ class CpuEngine:
 
     def commit(self, mask: Tensor | None = None) -> None:
         """Make written parameters effective and forward."""
-        ids = np.arange(self.num_worlds) if mask is None else np.flatnonzero(mask.numpy())
+        wanted = np.ones(self.num_worlds, bool) if mask is None else mask.numpy()
+        ids = np.flatnonzero(wanted | self._restored)
         if len(ids):
             self._commit(ids)
 
@@ -142,9 +154,15 @@ class CpuEngine:
             # set_const runs at the reference pose and must not disturb the warm start, which is state
             self._batch.set_const(ids)
         self._guarded(lambda: self._batch.forward(ids))
+        if self._waiting:
+            # their health begins anew; all of them are among `ids`
+            self._seen[self._restored] = self._warnings[self._restored]
+            self._restored[:] = False
+            self._waiting = False
 
     def health(self) -> Tensor:
         """int32 [N] of `HEALTH_BITS`, standing until the world is restored."""
+        self._settle()
         fresh = self._warnings != self._seen
         if fresh.any():
             self._bits[fresh[:, _WARNINGS].any(1)] |= HEALTH_BITS["engine_warning"]
@@ -156,6 +174,7 @@ class CpuEngine:
 
     def render(self, camera: str, ids: Sequence[int], width: int, height: int) -> Tensor:
         """uint8 [n, H, W, 3] of the worlds `ids` through `camera`; creates a GL context at the first call only."""
+        self._settle()
         if not hasattr(self, "_renderers"):
             self._renderers: dict[tuple[int, int], mujoco.Renderer] = {}
         renderer = self._renderers.get((width, height))

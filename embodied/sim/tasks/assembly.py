@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from embodied.sim.resets import ResetBank
+from embodied.sim.robots import check_kind
 from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.tasks import assembly_starts
 from embodied.sim.tasks.assembly_options import AssemblyOptions, check
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, build_cell
 from embodied.sim.tasks.parts import PARTS
+from embodied.sim.tasks.physics import put
 from embodied.spec.observe import command, observe, start_memory, succeeded, turn_about_z
 from embodied.spec.policy import PolicySpec, SuccessSpec, Term, ToolMotion, of_arm
 from embodied.spec.protocols import Engine, Obs
@@ -67,11 +69,13 @@ class Assembly:
     parameters = ("pair_friction", "actuator_gainprm", "actuator_biasprm", "body_mass", "body_inertia", "geom_pos")
     tag_names: tuple[str, ...] = ("inserted", "near", "far")
     fields = ("sensordata", "qvel")
+    mirror = None
     time_limit_fails = True
     rest_action = 0.0
 
     def __init__(self, options: AssemblyOptions, arm: Arm) -> None:
         check(options)
+        check_kind(self.name, arm, Arm, "franka")
         self.options, self.arm = options, arm
         self.part = PARTS[options.part]
         self.spec = policy_spec(arm, options)
@@ -129,15 +133,13 @@ class Assembly:
     def set_physics(self, engine: Engine, mask: Tensor, factors: dict[str, Tensor]) -> None:
         """Give the worlds of `mask` their factors [N] of friction, gains, mass and clearance, and commit them."""
         for name, (model_field, where, nominal) in self._knobs.items():
-            live = engine.parameters(model_field)[(slice(None), *where)]
-            shape = (-1, *[1] * (live.ndim - 1))
-            factor = factors[name.split()[0]].to(live.dtype).view(shape)
-            nominal = nominal.to(live.device)
+            nominal = nominal.to(engine.device)
+            factor = factors[name.split()[0]].to(nominal.dtype).view(-1, *[1] * nominal.ndim)
             if model_field == "geom_pos":
-                values = nominal + (factor - 1.0) * self.options.clearance * self._grows.to(live.device)
+                values = nominal + (factor - 1.0) * self.options.clearance * self._grows.to(engine.device)
             else:
                 values = nominal * factor
-            live.copy_(torch.where(mask.view(shape), values, live))
+            put(engine, model_field, where, values, mask)
         engine.commit(mask)
 
     # -- an episode --------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ class Assembly:
         )
         return reward, success, failure
 
-    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
+    def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The task's own error figures, [N]: insertion depth [m] and, where success takes a turn, the turn [rad]."""
         pos = rotate_inverse(truth["socket_quat"], truth["tcp_pos"] - truth["socket_pos"])
         if self.part.turn is None:

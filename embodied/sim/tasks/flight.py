@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from embodied.sim.resets import ResetBank, content_hash
+from embodied.sim.robots import check_kind
 from embodied.sim.robots.rotorcraft import Rotorcraft, build_rotorcraft, hover_speed
+from embodied.sim.tasks.physics import noisy, put
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import command, observe, start_memory
 from embodied.spec.policy import PolicySpec, RotorSpeeds, Term
@@ -47,7 +49,7 @@ class FlightRewardOptions:
 
     alive: float = 2.0
     position: float = 2.5  # by m^2
-    near: float = 0.0  # by m
+    near: float = 1.0  # by m
     tilt: float = 2.5  # by 1 - q_w^2
     velocity: float = 0.005  # by (m/s)^2
     action: float = 0.005  # by the squared distance from hovering
@@ -69,7 +71,7 @@ class HoverOptions:
 
     episode_s: float = 10.0
     box: float = 0.6  # half the side of the cube about the goal that must not be left [m]
-    history: int = 32  # past actions that the policy sees
+    history: int = 16  # past actions that the policy sees
     near: float = 0.1  # mean distance from the goal over the last half of an episode that counts as success [m]
     disturb: bool = True
     randomise: FlightRandomiseOptions = field(default_factory=FlightRandomiseOptions)
@@ -133,10 +135,12 @@ class Flight:
 
     parameters = ("body_mass", "body_inertia", "actuator_gainprm")
     fields: tuple[str, ...] = ("qpos", "qvel", "act")
+    mirror = None
     time_limit_fails = False
 
     def __init__(self, name: str, options: HoverOptions, craft: Rotorcraft) -> None:
         check(options)
+        check_kind(name, craft, Rotorcraft, "crazyflie")
         self.name, self.options, self.craft = name, options, craft
         self.spec = policy_spec(name, craft, options)
         self.path = options if isinstance(options, TrackOptions) else None
@@ -155,6 +159,10 @@ class Flight:
         self.top = craft.spec.thrust * high**2
         if not self.delayed:
             self.fields = ("qpos", "qvel")
+        weights = options.reward
+        self._costs = torch.tensor(
+            [weights.position] * 3 + [-weights.tilt] + [weights.velocity] * 3 + [weights.action] * self.action_size
+        )
         body = self.model.body(craft.spec.body).id
         knobs = {
             "mass": ("body_mass", (body,)),
@@ -169,14 +177,13 @@ class Flight:
 
     def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
         """Draw the physics of the worlds of `mask` from nominal and commit it; the factors [N] of thrust, mass and inertia."""
+        uniform = torch.rand(len(self._knobs), engine.num_worlds, generator=generator, device=engine.device)
         factors = {}
-        for name, (key, where, nominal) in self._knobs.items():
+        for share, (name, (key, where, nominal)) in zip(uniform, self._knobs.items(), strict=True):
             low, high = getattr(self.options.randomise, name) if on else (1.0, 1.0)
-            factor = low + (high - low) * torch.rand(engine.num_worlds, generator=generator, device=engine.device)
-            live = engine.parameters(key)[(slice(None), *where)]
-            shape = (-1, *[1] * (live.ndim - 1))
-            live.copy_(torch.where(mask.view(shape), nominal.to(live.device) * factor.to(live.dtype).view(shape), live))
-            factors[name] = factor
+            factors[name] = low + (high - low) * share
+            wide = factors[name].double().view(-1, *[1] * nominal.ndim)
+            put(engine, key, where, nominal.to(engine.device) * wide, mask)
         engine.commit(mask)
         return factors
 
@@ -227,12 +234,7 @@ class Flight:
         truth = self._truth(engine)
         if self.path:
             truth |= self._goal(state)
-        noise = torch.randn(engine.num_worlds, 13, generator=generator, device=engine.device)
-        seen, column = dict(truth), 0
-        for name, sigma in NOISE.items():
-            width = truth[name].shape[1]
-            seen[name] = truth[name] + sigma * noise[:, column : column + width]
-            column += width
+        seen = noisy(truth, NOISE, generator)
         seen["body_quat"] = normalise(seen["body_quat"])
         return truth, seen
 
@@ -284,19 +286,16 @@ class Flight:
         terms = torch.cat(
             [offset, truth["body_quat"][:, :1], truth["body_linvel"], state["last_action"] - self.rest_action], -1
         )
-        costs = offset.new_tensor(
-            [weights.position] * 3 + [-weights.tilt] + [weights.velocity] * 3 + [weights.action] * self.action_size
-        )
-        reward = weights.alive - weights.tilt - weights.near * distance - terms.square() @ costs
+        reward = weights.alive - weights.tilt - weights.near * distance - terms.square() @ self._costs.to(offset.device)
         return reward * ~failure, success, failure
 
     def mean_error(self, state: dict[str, Tensor]) -> Tensor:
         """Mean distance from the goal [N] m so far in the last half of the episode."""
         return state["error_sum"] / state["error_count"].clamp(min=1.0)
 
-    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Distance from the goal now, [N] m."""
-        return {"position_m": self.offset(truth).norm(dim=-1)}
+    def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Mean distance from the goal so far in the last half of the episode, [N] m."""
+        return {"position_m": self.mean_error(state)}
 
     # -- where episodes start ----------------------------------------------------------------------------------------
 
@@ -346,15 +345,31 @@ class Flight:
 
 
 AHEAD = 0.2  # how far on the goal is shown [s]
+USUAL = {
+    "robot": "crazyflie",
+    "sampler": "uniform",
+    "sim.num_worlds": 512,
+    "policy.hidden": [64, 64],
+    "algo.critic_hidden": [64, 64],
+    "algo.num_steps": 16,
+    "algo.epochs": 3,
+    "algo.desired_kl": 0.03,
+    "algo.learning_rate": 0.003,
+    "algo.entropy": 0.0,
+    # an evaluation of 10 s takes as long as some hundred thousand steps: train so long, and evaluate once
+    "budget.env_steps": 900_000,
+    "budget.target_success": None,
+    "eval.every": 1000,
+}
 
 
-@register("task", "hover", HoverOptions)
+@register("task", "hover", HoverOptions, USUAL)
 def hover(options: HoverOptions, craft: Rotorcraft) -> Flight:
     """Hold a quadrotor in place from any attitude, by its rotors' speeds, with slow motors and under disturbances."""
     return Flight("hover", options, craft)
 
 
-@register("task", "track", TrackOptions)
+@register("task", "track", TrackOptions, USUAL)
 def track(options: TrackOptions, craft: Rotorcraft) -> Flight:
     """Follow a Lissajous curve with a quadrotor, by its rotors' speeds."""
     return Flight("track", options, craft)

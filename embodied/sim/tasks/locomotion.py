@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from embodied.sim.resets import ResetBank, content_hash
+from embodied.sim.robots import check_kind
 from embodied.sim.robots.legged import Legged
+from embodied.sim.tasks import symmetry
 from embodied.sim.tasks.terrains import make_map
-from embodied.sim.tasks.walker import Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
+from embodied.sim.tasks.walker import TOUCH, Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import observe, start_memory
 from embodied.spec.policy import PolicySpec, Term
@@ -20,6 +22,9 @@ from embodied.spec.registry import register
 
 BANK_SEED = 20261130  # every run of the same task starts from the same bank
 VERSION = 1  # of the distribution of starts: part of a bank's content hash
+
+FIGURES = ("velocity_error_m_s", "turn_error_rad_s", "feet_in_air", "action_rate", "power_w")
+"""Means over an episode: errors of velocity and yaw rate, share of the feet in the air, squared change of action, power."""
 
 
 @dataclass
@@ -37,17 +42,18 @@ class CommandOptions:
 class LocomotionRewardOptions:
     """What a control step is worth: following the command, less weighted efforts."""
 
-    velocity: float = 1.0  # times exp(-e^2 / 0.1), e the error of the velocity over ground [m/s]
-    turn: float = 0.5  # times exp(-e^2 / 0.25), e the error of the yaw rate [rad/s]
-    air: float = 1.0  # by the seconds that a foot was in the air beyond 0.2, when it lands
+    velocity: float = 1.5  # times exp(-e^2 / 0.1) + 1 - e, e the error of the velocity over ground [m/s]
+    turn: float = 0.75  # times exp(-e^2 / 0.1) + 1 - e / 2, e the error of the yaw rate [rad/s]
+    air: float = 1.0  # by the seconds that a foot was in the air beyond 0.1, when it lands
+    trot: float = 1.5  # see `Walker.trot`
     torque: float = 1e-5
     power: float = 0.0
     acceleration: float = 1e-7
-    action_rate: float = 0.01
+    action_rate: float = 0.03
     bounce: float = 0.5
     roll: float = 0.02
     tilt: float = 0.5
-    pose: float = 0.02
+    pose: float = 0.01
     fall: float = 10.0  # once
 
 
@@ -88,7 +94,18 @@ def policy_spec(legged: Legged, options: LocomotionOptions) -> PolicySpec:
     return PolicySpec("locomotion", legged.spec, terms, joint_targets(legged), None, options.episode_s)
 
 
-@register("task", "locomotion", LocomotionOptions)
+USUAL = {
+    "robot": "go1",
+    "sampler": "uniform",
+    "policy.init_std": 0.3,
+    "algo.learning_rate": 0.003,
+    "algo.desired_kl": 0.03,
+    "algo.entropy": 0.001,
+    "algo.symmetry": True,
+}
+
+
+@register("task", "locomotion", LocomotionOptions, USUAL)
 class Locomotion:
     """Walk on four legs as a velocity command says, blind, by joint position targets."""
 
@@ -101,6 +118,7 @@ class Locomotion:
 
     def __init__(self, options: LocomotionOptions, legged: Legged) -> None:
         check(options)
+        check_kind(self.name, legged, Legged, "go1")
         self.options, self.legged = options, legged
         self.spec = policy_spec(legged, options)
         self.walker = Walker(legged, make_map(("flat",), (0,), 1, 0), options.randomise)
@@ -111,6 +129,10 @@ class Locomotion:
         self.bank_size = options.bank_size
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + 3 + 1 + 4 + 4 + 6}
+        feet = symmetry.limbs(legged), [1.0] * len(legged.limbs)
+        physics = list(range(6)), [1.0] * 5 + [-1.0]
+        privileged = (symmetry.ARROW, ([0], [1.0]), feet, feet, physics)
+        self.mirror = symmetry.mirror(legged, self.spec, ([0, 1, 2], [1.0, -1.0, -1.0]), privileged)
 
     def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
         """See `Walker.randomise`."""
@@ -122,7 +144,8 @@ class Locomotion:
         state = start_memory(self.spec, truth) | self.walker.start(truth)
         state |= {f"factor/{name}": value for name, value in factors.items()}
         state["request"] = self._draw_request(engine, generator)
-        state["error_sum"], state["count"] = (torch.zeros(engine.num_worlds, device=engine.device) for _ in range(2))
+        state["sums"] = torch.zeros(engine.num_worlds, len(FIGURES), device=engine.device)
+        state["count"] = torch.zeros(engine.num_worlds, device=engine.device)
         return state
 
     def _draw_request(self, engine: Engine, generator: torch.Generator) -> Tensor:
@@ -162,34 +185,33 @@ class Locomotion:
         return {"policy": observe(self.spec, seen, state), "critic": critic}
 
     def judge(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Reward [N], success and failure bool [N]; sums up the error of the velocity."""
+        """Reward [N], success and failure bool [N]; sums up the episode's figures."""
         weights, asked = self.options.reward, truth["request"]
-        error = self._error(truth)
-        state["error_sum"], state["count"] = state["error_sum"] + error, state["count"] + 1.0
-        failure = self.walker.fallen(truth)
-        success = (state["elapsed"] >= 1.0) & (state["error_sum"] < self.options.near * state["count"]) & ~failure
+        # of the velocity over ground, in the trunk's frame
+        error = (asked[:, :2] - truth["velocity"][:, :2]).norm(dim=-1)
         turn_error = asked[:, 2] - truth["gyro"][:, 2]
+        efforts = self.walker.efforts(truth, state)
+        in_air = (truth["clearance"] > TOUCH).float().mean(-1)
+        figures = [error, turn_error.abs(), in_air, efforts["action_rate"], efforts["power"]]
+        state["sums"], state["count"] = state["sums"] + torch.stack(figures, -1), state["count"] + 1.0
+        failure = self.walker.fallen(truth)
+        success = (state["elapsed"] >= 1.0) & (state["sums"][:, 0] < self.options.near * state["count"]) & ~failure
         moving = asked.square().sum(-1) > 0.01
         reward = (
-            weights.velocity * (-error.square() / 0.1).exp()
-            + weights.turn * (-turn_error.square() / 0.25).exp()
+            # the one part pulls from afar, the other keeps near; below zero, falling early would pay
+            weights.velocity * ((-error.square() / 0.1).exp() + 1.0 - error)
+            + weights.turn * ((-turn_error.square() / 0.1).exp() + 1.0 - 0.5 * turn_error.abs())
             + weights.air * self.walker.steps(truth, state) * moving
+            + weights.trot * self.walker.trot(truth, state) * moving
         )
-        for name, effort in self.walker.efforts(truth, state).items():
+        for name, effort in efforts.items():
             reward = reward - getattr(weights, name) * effort
         return reward, success, failure
 
-    def _error(self, truth: dict[str, Tensor]) -> Tensor:
-        """Of the velocity over ground, in the trunk's frame [N] m/s."""
-        return (truth["request"][:, :2] - truth["velocity"][:, :2]).norm(dim=-1)
-
-    def errors(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Error of the velocity [m/s] and of the yaw rate [rad/s] now, power of the motors [W], each [N]."""
-        return {
-            "velocity_m_s": self._error(truth),
-            "turn_rad_s": (truth["request"][:, 2] - truth["gyro"][:, 2]).abs(),
-            "power_w": (truth["torques"] * truth["joint_vel"]).abs().sum(-1),
-        }
+    def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means over the episode so far, [N]: see `FIGURES`."""
+        means = state["sums"] / state["count"].clamp(min=1.0)[:, None]
+        return dict(zip(FIGURES, means.unbind(-1), strict=True))
 
     # -- where episodes start ----------------------------------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from embodied.sim.robots.legged import CONTACT, Legged, build_legged
+from embodied.sim.tasks.physics import noisy, put
 from embodied.sim.tasks.terrains import GROUND, TerrainMap, add_to, height_at
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import command
@@ -18,6 +20,8 @@ from embodied.spec.rotations import normalise, rotate_inverse
 FRICTION = 0.8  # of a foot on the ground, nominal: rubber on concrete
 NOISE = {"trunk_quat": 0.02, "gyro": 0.1, "joint_pos": 0.01, "joint_vel": 0.5}
 """Sigma of what the policy is told: half a radian for a quaternion's component, rad/s, rad, rad/s."""
+PERIOD_S, SWING = 0.5, 0.08
+"""Of a trot, in which diagonal legs step together: a gait that all tasks on legs suggest, and how high its feet swing [m]."""
 TOUCH = 0.005  # of a sole above the ground, below which it counts as touching [m]
 
 
@@ -59,6 +63,7 @@ def proprioception(robot: str = "trunk") -> tuple[Term, ...]:
         Term("joint positions", "joint_position", "rad", 0.5),
         Term("joint velocities", "joint_velocity", "rad/s", 10.0, clip=3.0),
         Term("last action", "last_action", "1", 1.0),
+        Term("gait", "clock", "s", PERIOD_S),
     )
 
 
@@ -85,6 +90,8 @@ class Walker:
             friction = [FRICTION, FRICTION, 0.005, 0.0001, 0.0001]
             spec.add_pair(name=shape, geomname1=shape, geomname2=GROUND, friction=friction, **CONTACT)
         self.model = spec.compile()
+        # legs are in pairs, in front and behind: a leg is on the diagonal of the next pair's other leg
+        self._side = torch.tensor([1.0 if (i + i // 2) % 2 == 0 else -1.0 for i in range(len(legged.limbs))])
         self.radius = legged.limbs[0].radius
         self._feet = [self.model.site(name).id for name in robot.feet]
         self._trunk = self.model.body(robot.trunk).id
@@ -116,20 +123,18 @@ class Walker:
         """Give the worlds of `mask` these factors [N], and commit them."""
         nominal = {name: x.to(engine.device) for name, x in self._nominal.items()}
         wanted = {name: x.double() for name, x in factors.items()}
-        trunk = self._trunk
-
-        def put(name: str, where: tuple[int | slice, ...], values: Tensor) -> None:
-            live = engine.parameters(name)[(slice(None), *where)]
-            shape = (-1, *[1] * (live.ndim - 1))
-            live.copy_(torch.where(mask.view(shape), values.to(live.dtype), live))
-
-        every = slice(None)
-        put("pair_friction", (every, slice(0, 2)), nominal["pair_friction"][:, :2] * wanted["friction"][:, None, None])
-        put("body_mass", (trunk,), nominal["body_mass"][trunk] + wanted["mass"])
+        trunk, every = self._trunk, slice(None)
         moved = torch.stack([wanted["centre_x"], wanted["centre_y"]], -1)
-        put("body_ipos", (trunk, slice(0, 2)), nominal["body_ipos"][trunk, :2] + moved)
-        put("actuator_gainprm", (every, 0), nominal["actuator_gainprm"][:, 0] * wanted["gains"][:, None])
-        put("actuator_biasprm", (every, slice(1, 3)), nominal["actuator_biasprm"][:, 1:3] * wanted["gains"][:, None, None])
+        gains = wanted["gains"][:, None]
+        changes: tuple[tuple[str, tuple[int | slice, ...], Tensor], ...] = (
+            ("pair_friction", (every, slice(0, 2)), nominal["pair_friction"][:, :2] * wanted["friction"][:, None, None]),
+            ("body_mass", (trunk,), nominal["body_mass"][trunk] + wanted["mass"]),
+            ("body_ipos", (trunk, slice(0, 2)), nominal["body_ipos"][trunk, :2] + moved),
+            ("actuator_gainprm", (every, 0), nominal["actuator_gainprm"][:, 0] * gains),
+            ("actuator_biasprm", (every, slice(1, 3)), nominal["actuator_biasprm"][:, 1:3] * gains[..., None]),
+        )
+        for name, where, values in changes:
+            put(engine, name, where, values, mask)
         engine.commit(mask)
 
     def command(
@@ -183,14 +188,7 @@ class Walker:
 
     def noisy(self, truth: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """The readings as the policy gets them."""
-        joints = len(self.robot.joints)
-        pos = truth["trunk_pos"]
-        noise = torch.randn(len(pos), 7 + 2 * joints, generator=generator, device=pos.device)
-        seen, column = dict(truth), 0
-        for name, sigma in NOISE.items():
-            width = truth[name].shape[1]
-            seen[name] = truth[name] + sigma * noise[:, column : column + width]
-            column += width
+        seen = noisy(truth, NOISE, generator)
         seen["trunk_quat"] = normalise(seen["trunk_quat"])
         return seen
 
@@ -212,12 +210,21 @@ class Walker:
         }
 
     def steps(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-        """How long the feet that have just touched the ground were in the air, less 0.2 s, summed [N] s; advances `air_s`."""
+        """How long the feet that have just touched the ground were in the air, less 0.1 s, summed [N] s; advances `air_s`."""
         touching = truth["clearance"] < TOUCH
         air = state["air_s"] + self.robot.control_dt
         landed = touching & (state["air_s"] > 0)
         state["air_s"] = torch.where(touching, 0.0, air)
-        return ((air - 0.2).clamp(max=0.3) * landed).sum(-1)
+        return ((air - 0.1).clamp(max=0.3) * landed).sum(-1)
+
+    def trot(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
+        """How well the feet's height follows a trot, in (0, 1], [N]: exp(-sum e^2 / 0.01), e the error of a foot [m].
+
+        In the first half of the period the feet of the first diagonal swing in half a sine, in the second those of the other.
+        """
+        phase = (2.0 * math.pi / PERIOD_S) * state["time"]
+        swing = SWING * phase.sin() * self._side.to(phase.device)
+        return (-(truth["clearance"] - swing.clamp(min=0.0)).square().sum(-1) / 0.01).exp()
 
     def efforts(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What walking costs, each [N]: squared torques, power [W], squared joint accelerations, action rate, vertical and
