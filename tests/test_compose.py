@@ -3,7 +3,8 @@
 import os
 import re
 import zipfile
-from dataclasses import fields
+from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import get_type_hints
 
@@ -458,8 +459,12 @@ def test_the_usual_choices_compose(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for task in registry.names("task"):
         config = compose("train", [f"task={task}"]).config
-        for group in keys.GROUPS:
-            assert options(group, config) == registry.find(group, config[group]["name"]).options()
+        usual = registry.find("task", task).usual
+        for key in usual.keys() - keys.GROUPS:
+            assert attrgetter(key.partition(".")[2])(options(key.partition(".")[0], config)) == usual[key]
+        for group in (group for group in keys.GROUPS if usual.get(group) not in keys.presets(group)):
+            changed = {key.partition(".")[2]: value for key, value in usual.items() if key.startswith(f"{group}.")}
+            assert options(group, config) == replace(registry.find(group, config[group]["name"]).options(), **changed)
 
 
 def test_every_preset_composes_and_differs_from_what_it_presets(monkeypatch, tmp_path):

@@ -113,10 +113,9 @@ def test_a_command_is_followed_in_the_trunks_frame() -> None:
     engine.forward()
     truth = TASK.walker.truth(engine)
     np.testing.assert_allclose(truth["velocity"], [[0.1, -0.5, 0.0]], atol=1e-6)
-    state = ideal()[1]
     for asked, error in (([0.1, -0.5, 0.7], 0.0), ([0.5, 0.1, 0.7], math.hypot(0.4, 0.6)), ([0.1, -0.2, 0.2], 0.3)):
         truth["request"] = torch.tensor([asked])
-        state["sums"][:], state["count"][:] = 0.0, 0.0
+        state = ideal()[1]
         TASK.judge(truth, state)
         errors = TASK.errors(truth, state)
         np.testing.assert_allclose(errors["velocity_error_m_s"], [error], atol=1e-6)
@@ -179,11 +178,7 @@ def test_the_error_is_averaged_over_the_episode_for_success() -> None:
 def landings(trajectory: list[list[int]]) -> list[float]:
     """What `steps` says along the way of four feet: 1 is in the air."""
     truth, state = ideal()
-    earned = []
-    for up in trajectory:
-        truth["clearance"] = torch.tensor([up]) * 0.05
-        earned.append(float(TASK.walker.steps(truth, state)))
-    return earned
+    return [float(TASK.walker.steps(truth | {"clearance": 0.05 * torch.tensor([up])}, state)) for up in trajectory]
 
 
 def test_steps_earn_by_their_time_in_the_air_when_they_land() -> None:
@@ -225,12 +220,10 @@ def test_a_trot_is_one_diagonal_after_the_other() -> None:
 def test_fallen_is_tilted_by_60_degrees_or_down_on_the_ground(axis: str) -> None:
     tilts = [0, 59, -59, 61, -61, 120, 180]
     turns = Rotation.from_euler("z" + axis, [(77, tilt) for tilt in tilts], degrees=True)
-    truth, _ = ideal(len(tilts))
-    truth["trunk_quat"] = torch.tensor(np.roll(turns.as_quat(), 1, axis=1), dtype=torch.float32)
-    assert TASK.walker.fallen(truth).tolist() == [abs(tilt) > 60 for tilt in tilts]
-    truth, _ = ideal(2)
-    truth["height"] = torch.tensor([0.121, 0.119])
-    assert TASK.walker.fallen(truth).tolist() == [False, True]
+    quats = torch.tensor(np.roll(turns.as_quat(), 1, axis=1), dtype=torch.float32)
+    fallen = TASK.walker.fallen(ideal(len(tilts))[0] | {"trunk_quat": quats})
+    assert fallen.tolist() == [abs(tilt) > 60 for tilt in tilts]
+    assert TASK.walker.fallen(ideal(2)[0] | {"height": torch.tensor([0.121, 0.119])}).tolist() == [False, True]
 
 
 def test_a_fall_ends_the_episode_and_is_charged_once() -> None:
@@ -251,9 +244,7 @@ def com_velocity(engine: CpuEngine) -> np.ndarray:
     data, out = mujoco.MjData(TASK.model), []
     for qpos, qvel in zip(engine.read("qpos"), engine.read("qvel"), strict=True):
         data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_kinematics(TASK.model, data)
-        mujoco.mj_comPos(TASK.model, data)
-        mujoco.mj_comVel(TASK.model, data)
+        mujoco.mj_forward(TASK.model, data)
         mujoco.mj_subtreeVel(TASK.model, data)
         out.append(data.subtree_linvel[0].copy())
     return np.array(out)
@@ -264,12 +255,13 @@ def test_a_push_changes_the_velocity_as_stated() -> None:
     task = make({**CALM, "push": 0.5, "push_s": DT})
     env = start_at(task, 256, 5.0)
     env.reset(0)
-    mass = float(TASK.model.body_mass.sum())
+    env.step(torch.zeros(256, 12))
+    before, mass = com_velocity(env.engine), float(TASK.model.body_mass.sum())
     force = env.engine.read("xfrc_applied").double().numpy()
     trunk = TASK.model.body("trunk").id
     assert not np.delete(force, trunk, 1).any() and not force[:, trunk, 2:].any()
     env.step(torch.zeros(256, 12))
-    gained = com_velocity(env.engine)
+    gained = com_velocity(env.engine) - before
     np.testing.assert_allclose(gained[:, :2], force[:, trunk, :2] * DT / mass, atol=2e-3)
     np.testing.assert_allclose(gained[:, 2], -GRAVITY * DT, atol=2e-3)
     assert np.abs(gained[:, :2]).max() > 0.45 and np.abs(gained[:, :2].mean(0)).max() < 0.08
@@ -392,11 +384,9 @@ def test_noise_has_the_stated_sigma() -> None:
     ("where", "change", "said"),
     [
         ("task", {"episode_s": 0.5}, "task.episode_s=0.5: expected at least 1 s"),
-        ("task", {"near": 0.0}, "task.near=0.0: expected more than 0 m/s"),
         ("command", {"stand": 1.5}, r"task.command=.*'stand': 1.5"),
         ("command", {"ahead": -1.0}, "expected speeds of 0 or more, a share, and a positive time"),
         ("ranges", {"friction": [0.0, 1.0]}, r"task.randomise.friction=\[0.0, 1.0\]: expected \[low, high\] with 0.0 < low"),
-        ("ranges", {"mass": [-4.0, 1.0]}, r"task.randomise.mass="),
         ("ranges", {"gains": [1.1, 0.9]}, r"task.randomise.gains=\[1.1, 0.9\]"),
         ("ranges", {"delay": 2.0}, "delay=2.0 must be a share"),
         ("ranges", {"push_s": 0.0}, "push_s=0.0 s positive"),

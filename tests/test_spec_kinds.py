@@ -186,24 +186,16 @@ def test_past_actions_go_by_the_newest_first_as_clipped() -> None:
 
 
 def test_the_clock_turns_with_its_period_from_the_beginning() -> None:
-    spec = seeing(
-        Term("gait", "clock", "s", 0.5, clip=2.0), Term("slow", "clock", "s", 4.0), Term("spin", "gyro", "rad/s", 2.0)
-    )
+    gait, slow = Term("gait", "clock", "s", 0.5, clip=2.0), Term("slow", "clock", "s", 4.0)
+    spec = seeing(gait, slow, Term("spin", "gyro", "rad/s", 2.0))
     readings = {"gyro": np.full((2, 3), 3.0), "joint_pos": np.zeros((2, 12))}
     memory = start_memory(spec, readings)
     assert memory["time"].shape == (2, 1) and spec.sizes == (2, 2, 3)
     for step in range(60):
-        time = 0.02 * step
-        wanted = [
-            math.sin(4 * math.pi * time),
-            math.cos(4 * math.pi * time),
-            math.sin(time * math.pi / 2),
-            math.cos(time * math.pi / 2),
-        ]
-        np.testing.assert_allclose(observe(spec, readings, memory), [[*wanted, 1.5, 1.5, 1.5]] * 2, atol=1e-9)
-        np.testing.assert_allclose(
-            observe(spec, as_tensors(readings), as_tensors(memory)), [[*wanted, 1.5, 1.5, 1.5]] * 2, atol=1e-9
-        )
+        turns = 0.02 * step / np.array([0.5, 4.0])
+        wanted = [*np.array([np.sin(2 * math.pi * turns), np.cos(2 * math.pi * turns)]).T.flatten(), 1.5, 1.5, 1.5]
+        np.testing.assert_allclose(observe(spec, readings, memory), [wanted] * 2, atol=1e-9)
+        np.testing.assert_allclose(observe(spec, as_tensors(readings), as_tensors(memory)), [wanted] * 2, atol=1e-9)
         memory = command(spec, np.zeros((2, 12)), readings, memory)
 
 

@@ -23,6 +23,7 @@ GEOM_NAMES = {
     mujoco.mjtGeom.mjGEOM_ELLIPSOID: "ellipsoid",
     mujoco.mjtGeom.mjGEOM_CYLINDER: "cylinder",
     mujoco.mjtGeom.mjGEOM_BOX: "box",
+    mujoco.mjtGeom.mjGEOM_HFIELD: "height_field",
 }
 
 
@@ -72,7 +73,13 @@ def _scene(model: mujoco.MjModel) -> tuple[list[str], list[Geom]]:
     for i in range(model.ngeom):
         kind = mujoco.mjtGeom(model.geom_type[i])
         names.append(model.geom(i).name or f"geom_{i}")
-        geoms.append(Geom(GEOM_NAMES[kind], model.geom_size[i].copy(), model.geom_rgba[i].copy()))
+        size, heights = model.geom_size[i].copy(), None
+        if kind == mujoco.mjtGeom.mjGEOM_HFIELD:
+            field = model.geom_dataid[i]
+            first, shape = model.hfield_adr[field], (model.hfield_nrow[field], model.hfield_ncol[field])
+            size = model.hfield_size[field].copy()
+            heights = size[2] * model.hfield_data[first : first + shape[0] * shape[1]].reshape(shape)
+        geoms.append(Geom(GEOM_NAMES[kind], size, model.geom_rgba[i].copy(), heights))
     return names, geoms
 
 

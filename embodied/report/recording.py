@@ -21,6 +21,7 @@ Frame = NDArray[np.uint8]
 BLACK = 4  # a decoded luma (0..255) up to this is black; compression moves it by one or two
 INFINITE_PLANE = 5.0  # m, shown half size of planes whose MJCF size is 0
 PLANE_THICKNESS = 1e-3  # m
+FINEST = 400  # rows and columns of a height field that are shown
 
 
 def write_video(frames: Iterable[Frame], path: Path, fps: float) -> None:
@@ -100,11 +101,14 @@ def _decode(path: Path) -> tuple[int, int]:
 
 
 class Geom(NamedTuple):
-    """A MuJoCo primitive: its type by name, size [3] and rgba [4] (0 to 1) as in MJCF, in metres."""
+    """A MuJoCo primitive: its type by name, size [3] and rgba [4] (0 to 1) as in MJCF, in metres; of a `height_field` also its heights
+    [rows along y, columns along x], of which at most `FINEST` each way are shown.
+    """
 
     type: str
     size: ArrayLike
     rgba: ArrayLike
+    heights: ArrayLike | None = None
 
 
 class RerunRecording:
@@ -228,5 +232,23 @@ def _shape(geom: Geom) -> rerun.AsComponents:
         case "plane":
             half = [*np.where(size[:2] > 0, size[:2], INFINITE_PLANE), PLANE_THICKNESS / 2]
             return rerun.Boxes3D(half_sizes=[half], centers=[[0.0, 0.0, -PLANE_THICKNESS / 2]], **style)
-    known = ("box", "sphere", "ellipsoid", "capsule", "cylinder", "plane")
+        case "height_field":
+            return _ground(np.asarray(geom.heights), size, style["colors"])
+    known = ("box", "sphere", "ellipsoid", "capsule", "cylinder", "plane", "height_field")
     raise BadInput(f"geom type '{geom.type}' cannot be shown: {nearest(geom.type, known)}")
+
+
+def _ground(heights: np.ndarray, size: np.ndarray, colors: list[np.ndarray]) -> rerun.AsComponents:
+    """A height field [rows, columns] m as triangles, centred on its frame, of half sizes `size` [m]."""
+    import rerun
+
+    stride = max(1, -(-max(heights.shape) // FINEST))
+    z = heights[::stride, ::stride]
+    rows, columns = z.shape
+    x = np.linspace(-size[0], size[0], heights.shape[1])[::stride]
+    y = np.linspace(-size[1], size[1], heights.shape[0])[::stride]
+    points = np.stack([*np.meshgrid(x, y), z], -1).reshape(-1, 3)
+    corner = (np.arange(rows - 1)[:, None] * columns + np.arange(columns - 1)).ravel()
+    ahead, left = corner + 1, corner + columns
+    triangles = np.concatenate([np.stack([corner, ahead, left + 1], -1), np.stack([corner, left + 1, left], -1)])
+    return rerun.Mesh3D(vertex_positions=points, triangle_indices=triangles, albedo_factor=colors[0])

@@ -36,6 +36,7 @@ BUILTIN_MODULES = (
     "embodied.sim.tasks.assembly",
     "embodied.sim.tasks.flight",
     "embodied.sim.tasks.locomotion",
+    "embodied.sim.tasks.traverse",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
 )

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from embodied.sim.resets import ResetBank, content_hash
 from embodied.sim.robots import check_kind
-from embodied.sim.robots.legged import CONTACT, Legged, build_legged
+from embodied.sim.robots.legged import Legged
 from embodied.sim.robots.shapes import VISUAL
 from embodied.sim.tasks import symmetry
 from embodied.sim.tasks.physics import noisy
-from embodied.sim.tasks.terrains import KINDS, LEVELS, Pairs, add_to, height_at, make_map, sample_pairs
+from embodied.sim.tasks.terrains import KINDS, LEVELS, Pairs, height_at, make_map, sample_pairs
 from embodied.sim.tasks.walker import Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import observe, start_memory
@@ -120,24 +120,19 @@ def policy_spec(legged: Legged, options: TraverseOptions) -> PolicySpec:
     return PolicySpec("traverse", legged.spec, terms, joint_targets(legged), None, options.episode_s)
 
 
-def build_course(legged: Legged, walker: Walker, reach: float) -> mujoco.MjModel:
-    """The walker's model with a disc of radius `reach` [m] where the goal is: the mocap body `goal`, which touches nothing."""
-    spec, _ = build_legged(legged)
-    add_to(spec, walker.ground)
-    plain = walker.model
-    for pair in range(plain.npair):
-        first, second = (plain.geom(geom[pair]).name for geom in (plain.pair_geom1, plain.pair_geom2))
-        friction = plain.pair_friction[pair].tolist()
-        spec.add_pair(name=plain.pair(pair).name, geomname1=first, geomname2=second, friction=friction, **CONTACT)
+def add_goal(spec: mujoco.MjSpec, reach: float) -> None:
+    """A disc of radius `reach` [m] where the goal is: the mocap body `goal`, which touches nothing."""
     goal = spec.worldbody.add_body(name="goal", mocap=True)
     disc = {"type": mujoco.mjtGeom.mjGEOM_CYLINDER, "size": [reach, 0.01, 0], "rgba": [0.1, 0.7, 0.3, 0.6]}
     goal.add_geom(name="goal", **disc, **VISUAL)
     # that of a map is so large that a camera on a robot would see nothing
     spec.stat.extent = 8.0
-    return spec.compile()
 
 
-@register("task", "traverse", TraverseOptions, {"robot": "go1", "algo.desired_kl": 0.02, "algo.symmetry": True})
+USUAL = {"robot": "go1", "sampler": "locomotion", "algo.desired_kl": 0.02, "algo.symmetry": True}
+
+
+@register("task", "traverse", TraverseOptions, USUAL)
 class Traverse:
     """Walk to a goal over slopes, stairs, gaps, stones, beams and mazes, by joint position targets and a scan of the ground.
 
@@ -158,8 +153,8 @@ class Traverse:
         self.options, self.legged = options, legged
         self.map = make_map(options.terrain, options.levels, options.variants + 1, options.seed)
         self.spec = policy_spec(legged, options)
-        self.walker = Walker(legged, self.map, options.randomise)
-        self.model = self.walker.model = build_course(legged, self.walker, options.reach)
+        self.walker = Walker(legged, self.map, options.randomise, lambda spec: add_goal(spec, options.reach))
+        self.model = self.walker.model
         self.grid = scan_grid()
         self.substeps = legged.spec.substeps
         self.failure_cost = options.reward.failure

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import mujoco
 import torch
 from torch import Tensor
 
@@ -79,7 +81,14 @@ class Walker:
     parameters = ("pair_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
     fields = ("qpos", "qvel", "site_xpos", "actuator_force")
 
-    def __init__(self, legged: Legged, ground: TerrainMap, ranges: WalkerRandomiseOptions) -> None:
+    def __init__(
+        self,
+        legged: Legged,
+        ground: TerrainMap,
+        ranges: WalkerRandomiseOptions,
+        furnish: Callable[[mujoco.MjSpec], None] = lambda spec: None,
+    ) -> None:
+        """`furnish` adds to the model what a task has beside robot and ground."""
         check_randomise(ranges)
         self.legged, self.ground, self.ranges = legged, ground, ranges
         robot = self.robot = legged.spec
@@ -89,6 +98,7 @@ class Walker:
         for shape in (*robot.feet, *calves, robot.trunk):
             friction = [FRICTION, FRICTION, 0.005, 0.0001, 0.0001]
             spec.add_pair(name=shape, geomname1=shape, geomname2=GROUND, friction=friction, **CONTACT)
+        furnish(spec)
         self.model = spec.compile()
         # legs are in pairs, in front and behind: a leg is on the diagonal of the next pair's other leg
         self._side = torch.tensor([1.0 if (i + i // 2) % 2 == 0 else -1.0 for i in range(len(legged.limbs))])
