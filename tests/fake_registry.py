@@ -82,6 +82,10 @@ class Ppo:
             raise BadInput(f"algo.minibatch_size={options.minibatch_size}: more than the batch")
 
 
+class Swim:
+    """Go through water."""
+
+
 SWIM = {"robot": "eel", "sampler": "uniform", "sampler.history": 5, "algo.num_steps": 8, "sim.num_worlds": 64}
 
 
@@ -92,7 +96,7 @@ def install(patch: pytest.MonkeyPatch, presets) -> None:
         return registry.Entry(build, options, (build.__doc__ or "").splitlines()[0], usual or {})
 
     entries = {
-        "task": {"stack": entry(StackOptions, Stack), "swim": entry(NoOptions, usual=SWIM)},
+        "task": {"stack": entry(StackOptions, Stack), "swim": entry(NoOptions, Swim, SWIM)},
         "robot": {"eel": entry(NoOptions), "franka": entry(NoOptions)},
         "sampler": {"success_guided": entry(FrontierOptions), "uniform": entry(PlainOptions)},
         "policy": {"mlp": entry(MlpOptions)},

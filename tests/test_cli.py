@@ -385,6 +385,12 @@ def test_tasks_are_plain_lines_when_piped():
         "  task.height=null",
         "  task.reach.near=0.1",
         "  task.reach.far=1.0",
+        "swim: Go through water.",
+        "  robot=eel",
+        "  sampler=uniform",
+        "  sampler.history=5",
+        "  algo.num_steps=8",
+        "  sim.num_worlds=64",
     ]
 
 

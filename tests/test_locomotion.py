@@ -132,17 +132,20 @@ def ideal(count: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return truth | {"torques": torch.zeros(count, 12), "clearance": torch.zeros(count, 4)}, state
 
 
-def reward_of(**changes: Tensor) -> float:
+def reward_of(smooth: tuple[float, ...] = (0.0, 0.0, 0.0), **changes: Tensor) -> float:
     truth, state = ideal()
-    return float(TASK.judge(truth | changes, state)[0])
+    return float(TASK.judge(truth | changes, state | {"smooth": torch.tensor([smooth])})[0])
 
 
 def test_reward_is_following_less_the_weighted_efforts() -> None:
     weights, best = TASK.options.reward, reward_of()
     assert best == pytest.approx(2 * weights.velocity + 2 * weights.turn)
     following = math.exp(-0.9) + 0.7, math.exp(-0.4) + 0.9  # errors of 0.3 m/s and of 0.2 rad/s
-    off = reward_of(velocity=torch.tensor([[-0.3, 0.0, 0.0]]), gyro=torch.tensor([[0.0, 0.0, 0.2]]))
+    going = {"velocity": torch.tensor([[-0.3, 0.0, 0.0]]), "gyro": torch.tensor([[0.0, 0.0, 0.2]])}
+    off = reward_of((-0.3, 0.0, 0.2), **going)
     assert off == pytest.approx(weights.velocity * following[0] + weights.turn * following[1])
+    swaying = reward_of(**going)  # it has just begun: of that, a quarter of a second's smoothing shows 8 %
+    assert swaying == pytest.approx(reward_of((-0.3 * 0.08, 0.0, 0.2 * 0.08), **{k: 0.08 * v for k, v in going.items()}))
     costs = {
         "torque": ({"torques": torch.full((1, 12), 2.0)}, 12 * 4.0),
         "acceleration": ({"joint_vel": torch.full((1, 12), 0.1)}, 12 * (0.1 / DT) ** 2),
@@ -264,7 +267,7 @@ def test_a_push_changes_the_velocity_as_stated() -> None:
     gained = com_velocity(env.engine) - before
     np.testing.assert_allclose(gained[:, :2], force[:, trunk, :2] * DT / mass, atol=2e-3)
     np.testing.assert_allclose(gained[:, 2], -GRAVITY * DT, atol=2e-3)
-    assert np.abs(gained[:, :2]).max() > 0.45 and np.abs(gained[:, :2].mean(0)).max() < 0.08
+    assert np.abs(gained[:, :2]).max() > 0.45
     assert np.hypot(*gained[:, :2].T).max() < 0.5 + 2e-3
 
 
@@ -385,7 +388,6 @@ def test_noise_has_the_stated_sigma() -> None:
     [
         ("task", {"episode_s": 0.5}, "task.episode_s=0.5: expected at least 1 s"),
         ("command", {"stand": 1.5}, r"task.command=.*'stand': 1.5"),
-        ("command", {"ahead": -1.0}, "expected speeds of 0 or more, a share, and a positive time"),
         ("ranges", {"friction": [0.0, 1.0]}, r"task.randomise.friction=\[0.0, 1.0\]: expected \[low, high\] with 0.0 < low"),
         ("ranges", {"gains": [1.1, 0.9]}, r"task.randomise.gains=\[1.1, 0.9\]"),
         ("ranges", {"delay": 2.0}, "delay=2.0 must be a share"),

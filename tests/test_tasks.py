@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import embodied.sim.tasks.traverse  # registers the task  # noqa: F401
 from embodied.config import CHOICES
 from embodied.sim.engines.cpu import CpuEngine
 from embodied.sim.env import WorldsEnv

@@ -101,8 +101,9 @@ def _decode(path: Path) -> tuple[int, int]:
 
 
 class Geom(NamedTuple):
-    """A MuJoCo primitive: its type by name, size [3] and rgba [4] (0 to 1) as in MJCF, in metres; of a `height_field` also its heights
-    [rows along y, columns along x], of which at most `FINEST` each way are shown.
+    """A MuJoCo primitive: its type by name, size [3] and rgba [4] (0 to 1) as in MJCF, in metres.
+
+    A `height_field` also has heights [rows along y, columns along x], of which at most `FINEST` each way are shown.
     """
 
     type: str

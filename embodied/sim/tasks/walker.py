@@ -167,7 +167,9 @@ class Walker:
         chance = self.robot.control_dt / self.ranges.push_s
         drawn = torch.rand(engine.num_worlds, 3, generator=generator, device=engine.device)
         struck = (drawn[:, 2] < chance) & (state["factor/restless"] > 0.5)
-        force = (2.0 * drawn[:, :2] - 1.0) * (self.ranges.push * self.weight / 9.81 / self.robot.control_dt)
+        angle = 2.0 * math.pi * drawn[:, 0]
+        impulse = self.ranges.push * self.weight / 9.81 * drawn[:, 1:2] * torch.stack([angle.cos(), angle.sin()], -1)
+        force = impulse / self.robot.control_dt
         wrench = torch.zeros(engine.num_worlds, self.model.nbody, 6, device=engine.device)
         wrench[:, self._trunk, :2] = force * struck[:, None]
         engine.write("xfrc_applied", wrench)
