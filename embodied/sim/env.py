@@ -46,10 +46,14 @@ class Task(Protocol):
         """Turn an action [N, A] and the readings that the policy had into controls."""
         ...
 
+    def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """What befalls the worlds in a control step, whatever the policy does: once, before physics."""
+        ...
+
     def look(
         self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """True readings, and those that the policy gets."""
+        """True readings, and those that the policy gets; changes nothing, for the same moment may be looked at twice."""
         ...
 
     def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:
@@ -152,6 +156,7 @@ class WorldsEnv:
         engine, task = self.engine, self.task
         bad_action = ~torch.isfinite(action).all(-1)
         task.command(engine, torch.where(bad_action[:, None], 0.0, action), self._state, self._seen)
+        task.disturb(engine, self._state, self._generator)
         engine.step(task.substeps)
         self._steps = self._steps + 1
         self._mark_time()

@@ -174,6 +174,9 @@ class Assembly:
         state.update(memory)
         engine.write("ctrl", self.controls(pos, quat))
 
+    def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """Nothing befalls a cell."""
+
     def controls(self, pos: Tensor, quat: Tensor) -> Tensor:
         """Actuator controls [N, 6] for a tool pose: position and rotation vector relative to the reference site."""
         reference = torch.tensor(REFERENCE_QUAT, dtype=pos.dtype, device=pos.device).expand(pos.shape[0], 4)

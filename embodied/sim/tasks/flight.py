@@ -217,6 +217,9 @@ class Flight:
             wrench[:, -1] = state["disturbance"]
             engine.write("xfrc_applied", wrench)
 
+    def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """Nothing beside what goes on all the time, see `command`."""
+
     def _truth(self, engine: Engine) -> dict[str, Tensor]:
         qpos, qvel = engine.read("qpos"), engine.read("qvel")
         return {

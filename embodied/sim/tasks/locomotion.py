@@ -158,16 +158,19 @@ class Locomotion:
         """Turn an action [N, A] into joint targets."""
         self.walker.command(self.spec, engine, action, state, readings)
 
-    def look(
-        self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """True readings, and the noisy ones that the policy gets; in training, pushes and changes of the command."""
-        truth = self.walker.truth(engine)
+    def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """In training, pushes and changes of the command."""
         chance = self.legged.spec.control_dt / self.options.command.change_s * state["factor/restless"]
         changed = torch.rand(engine.num_worlds, generator=generator, device=engine.device) < chance
         state["request"] = torch.where(changed[:, None], self._draw_request(engine, generator), state["request"])
-        truth["request"] = state["request"]
         self.walker.push(engine, state, generator)
+
+    def look(
+        self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """True readings, and the noisy ones that the policy gets."""
+        truth = self.walker.truth(engine)
+        truth["request"] = state["request"]
         return truth, self.walker.noisy(truth, generator)
 
     def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:

@@ -191,15 +191,18 @@ class Traverse:
         """Turn an action [N, A] into joint targets."""
         self.walker.command(self.spec, engine, action, state, readings)
 
+    def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
+        """In training, pushes."""
+        self.walker.push(engine, state, generator)
+
     def look(
         self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """True readings, and the noisy ones that the policy gets; in training, pushes."""
+        """True readings, and the noisy ones that the policy gets."""
         truth = self.walker.truth(engine)
         pos, ahead = truth["trunk_pos"], heading(truth["trunk_quat"])
         truth["offset"], truth["heights"] = state["goal"] - pos[:, :2], self.scan(pos, ahead)
         truth["distance"] = truth["offset"].norm(dim=-1)
-        self.walker.push(engine, state, generator)
         seen = noisy(self.walker.noisy(truth, generator), NOISE, generator)
         for readings in (truth, seen):
             readings["request"] = request(readings["offset"], ahead)
