@@ -319,7 +319,7 @@ def test_noise_has_the_stated_sigma() -> None:
 
 
 def lissajous(task: Flight, state: dict[str, Tensor], time: float) -> dict[str, np.ndarray]:
-    state["elapsed"] = torch.full((len(state["rate"]),), time / 10.0, dtype=torch.float64)
+    state["time"] = torch.full((len(state["rate"]), 1), time, dtype=torch.float64)
     truth, _ = task.look(make_engine(task, len(state["rate"])), state, torch.Generator().manual_seed(0))
     return {name: truth[name].numpy() for name in ("goal_pos", "goal_linvel", "ahead_pos")}
 

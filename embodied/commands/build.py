@@ -62,7 +62,7 @@ def make_training_env(config: Config, task: Any, say: Callable[[str], None]) -> 
     engine = make_engine(config, task, num_worlds)
     slots = bank.slots(num_worlds, config["seed"], engine.device)
     sampler = registry.find("sampler", config["sampler"]["name"]).build(options("sampler", config), slots)
-    return WorldsEnv(engine, task, sampler, bank, warn=say)
+    return WorldsEnv(engine, task, sampler, bank, warn=say, max_steps=task.training_steps)
 
 
 def make_trials(

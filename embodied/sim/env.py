@@ -20,6 +20,8 @@ class Task(Protocol):
     name: str
     substeps: int
     max_episode_steps: int
+    training_steps: int
+    """An episode of training is cut there: worlds that go on for long see too few beginnings."""
     bank_size: int
     action_size: int
     rest_action: float
@@ -102,13 +104,16 @@ class WorldsEnv:
         randomise: bool = True,
         stagger: bool = True,
         warn: Callable[[str], None] | None = None,
+        max_steps: int | None = None,
     ) -> None:
-        """`randomise`: draw physics anew at each reset; `stagger`: spread the ends of first episodes, which record nothing."""
+        """`randomise`: draw physics anew at each reset; `stagger`: spread the ends of first episodes, which record nothing;
+        `max_steps`: an episode's limit, by default the task's.
+        """
         bank.check(engine.signature)
         self.engine, self.task, self.sampler, self.bank = engine, task, sampler, bank
         self.num_worlds, self.device = engine.num_worlds, engine.device
         self.action_size, self.obs_sizes = task.action_size, task.obs_sizes
-        self.max_episode_steps = task.max_episode_steps
+        self.max_episode_steps = max_steps or task.max_episode_steps
         self.mirror = task.mirror
         self._randomise, self._stagger, self._warn = randomise, stagger, warn
         self._rows = bank.rows.to(engine.device)

@@ -82,7 +82,7 @@ class Assembly:
         _, self.success = of_arm(self.spec)
         self.substeps = arm.spec.substeps
         self.failure_cost = options.reward.failure
-        self.max_episode_steps = self.spec.max_steps
+        self.max_episode_steps = self.training_steps = self.spec.max_steps
         self.bank_size = options.bank.size
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + CRITIC_EXTRA}

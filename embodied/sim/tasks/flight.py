@@ -70,6 +70,7 @@ class HoverOptions:
     """Options of the task `hover`."""
 
     episode_s: float = 10.0
+    training_s: float = 5.0  # after which a world of training starts anew
     box: float = 0.6  # half the side of the cube about the goal that must not be left [m]
     history: int = 16  # past actions that the policy sees
     near: float = 0.1  # mean distance from the goal over the last half of an episode that counts as success [m]
@@ -96,6 +97,7 @@ def check(options: HoverOptions) -> None:
     bank = options.bank
     for name, good, expected in (
         ("episode_s", options.episode_s >= 1, "at least 1 s"),
+        ("training_s", options.training_s >= 0.5, "at least 0.5 s"),
         ("box", 0.1 <= options.box <= 100, "0.1 to 100 m"),
         ("bank.size", bank.size >= 1, "at least 1"),
         ("bank.max_angle", 0 <= bank.max_angle <= 180, "0 to 180 degrees"),
@@ -147,6 +149,7 @@ class Flight:
         self.substeps = craft.spec.substeps
         self.failure_cost = options.reward.crash
         self.max_episode_steps = self.spec.max_steps
+        self.training_steps = round(options.training_s / craft.spec.control_dt)
         self.bank_size = options.bank.size
         self.action_size = self.spec.action.size
         self.delayed = craft.spec.delay > 0
@@ -197,6 +200,7 @@ class Flight:
             state["past_actions"] = torch.full_like(state["past_actions"], self.rest_action)
         sigma = torch.tensor([FORCE] * 3 + [TORQUE] * 3, device=device) * (self.weight if self.options.disturb else 0.0)
         state["disturbance"] = sigma * torch.randn(count, 6, generator=generator, device=device)
+        state["time"] = torch.zeros(count, 1, device=device)
         state["error_sum"], state["error_count"] = (torch.zeros(count, device=device) for _ in range(2))
         if self.path:
             uniform = torch.rand(count, 6, generator=generator, device=device)
@@ -211,6 +215,7 @@ class Flight:
         memory = command(self.spec, action, readings, state)
         speeds = memory.pop("rotor_speeds")
         state.update(memory)
+        state["time"] = state["time"] + self.craft.spec.control_dt
         engine.write("ctrl", self.craft.spec.thrust * speeds.square())
         if self.options.disturb:
             wrench = torch.zeros(engine.num_worlds, self.model.nbody, 6, device=engine.device)
@@ -243,8 +248,7 @@ class Flight:
 
     def _goal(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The goal on its Lissajous curve: A sin(w t) by axis, now and AHEAD seconds on."""
-        # first episodes begin somewhere on the way: where an episode begins does not matter to who follows
-        time = (state["elapsed"] * self.options.episode_s)[:, None]
+        time = state["time"]
         amplitude, rate = state["amplitude"], state["rate"]
         pos = amplitude * (rate * time).sin()
         upright = torch.zeros(len(pos), 4, device=pos.device)

@@ -36,7 +36,7 @@ class CommandOptions:
     sideways: float = 0.5  # m/s
     turn: float = 1.0  # rad/s
     stand: float = 0.1  # share of commands to stand still
-    change_s: float = 5.0  # mean time between changes in training [s]
+    change_s: float = 30.0  # mean time between changes in training [s]; often, and returns cannot be foreseen
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Locomotion:
         self.model = self.walker.model
         self.substeps = legged.spec.substeps
         self.failure_cost = options.reward.fall
-        self.max_episode_steps = self.spec.max_steps
+        self.max_episode_steps = self.training_steps = self.spec.max_steps
         self.bank_size = options.bank_size
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + 3 + 3 + 1 + 4 + 4 + 6}

@@ -158,7 +158,7 @@ class Traverse:
         self.grid = scan_grid()
         self.substeps = legged.spec.substeps
         self.failure_cost = options.reward.failure
-        self.max_episode_steps = self.spec.max_steps
+        self.max_episode_steps = self.training_steps = self.spec.max_steps
         self.bank_size = options.bank_size
         self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + 3 + 1 + 4 + 3 + 6}
