@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import embodied.sim.tasks.traverse  # registers the task  # noqa: F401
 from embodied.compose import compose
 from embodied.sim.engines.cpu import CpuEngine
 from embodied.sim.env import WorldsEnv

@@ -33,7 +33,7 @@ def deterministic() -> None:
     """Ask torch for bit-equal results from equal inputs; the number of threads stays as it is."""
     torch.use_deterministic_algorithms(True)
     # torch would then fill every new tensor with NaN, to show who reads what was never written: as dear as writing it twice
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # made at run time
 
 
 def save(path: Path, content: Mapping[str, Any]) -> None:

@@ -383,4 +383,4 @@ def track(options: TrackOptions, craft: Rotorcraft) -> Flight:
 
 
 for _task in (hover, track):
-    _task.validate = check  # type: ignore[attr-defined]
+    _task.validate = check  # type: ignore[attr-defined]  # functions take attributes, their types do not say so
