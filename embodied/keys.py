@@ -71,8 +71,8 @@ def check_key(key: str, value: Any, types: Mapping[str, Any]) -> None:
 
 def check_value(key: str, value: Any, hint: Any) -> None:
     """Refuse numbers that no option can mean, and tuples of a wrong length, which OmegaConf lets through."""
-    if isinstance(value, float) and math.isnan(value):
-        raise BadInput(f"{key}={value}: expected a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{key}={value}: expected a finite number")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise BadInput(f"{key}={value}: too large, expected less than 2^63")
     if isinstance(value, list):

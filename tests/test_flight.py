@@ -364,7 +364,7 @@ def test_paths_are_drawn_as_declared_and_followed_from_the_origin() -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("hover", {"episode_s": 0.5}, "task.episode_s=0.5: expected at least 1 s"),
+        ("hover", {"episode_s": 0.5}, "task.episode_s=0.5: expected 1 to 3600 s"),
         ("hover", {"episode_s": math.nan}, "task.episode_s=nan"),
         ("hover", {"box": 0.0}, r"task.box=0.0: expected 0.1 to 100 m"),
         ("hover", {"history": -1}, "task.history=-1"),

@@ -117,8 +117,15 @@ def test_terms_that_are_counted_take_a_count_and_no_others() -> None:
     assert seeing(Term("x", "heights", "m", 1.0, count=187)).sizes == (187,)
     assert seeing(Term("x", "past_actions", "1", 1.0, count=3), robot=CRAFT).sizes == (12,)
     for kind, count in (("gravity", 2), ("last_action", 2), ("heights", 0)):
-        with pytest.raises(BadInput, match=f"term 'x': count={count} of '{kind}'"):
+        with pytest.raises(
+            BadInput, match=f"term 'x': count={count} of '{kind}': {'only' if count else 'expected at least 1'}"
+        ):
             Term("x", kind, "1", 1.0, count=count)
+    for scale in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(BadInput, match=f"term 'x': scale={scale}: expected a finite number above 0"):
+            Term("x", "gyro", "rad/s", scale)
+    with pytest.raises(BadInput, match="frame='goal': 'gyro' is not expressed in a frame"):
+        Term("x", "gyro", "rad/s", 1.0, frame="goal")
     with pytest.raises(BadInput, match="did you mean 'gravity'"):
         Term("x", "gravty", "1", 1.0)
 

@@ -250,7 +250,7 @@ def test_failure_is_to_fall_or_to_be_in_the_void(task):
 
 
 def test_progress_pays_by_the_metre_up_to_the_cap():
-    free = dict.fromkeys(("torque", "power", "acceleration", "action_rate", "bounce", "roll", "tilt", "pose"), 0.0)
+    free = dict.fromkeys(("torque", "acceleration", "action_rate", "bounce", "roll", "tilt", "pose"), 0.0)
     task = make(reward=TraverseRewardOptions(progress=0.5, cap=0.8, **free))
     x, y = platform(task, 1, 0)
     engine, state = put(task, [[x, y, 0.29]] * 4, [yawed(1.0)] * 4, [[x, y + 2.5]] * 4)

@@ -39,6 +39,19 @@ TERM_SIZES = {
 COUNTED = ("request", "heights", "past_actions")
 """Kinds of which a term has `count`."""
 
+FRAMED = (
+    "position",
+    "rotation",
+    "linear_velocity",
+    "angular_velocity",
+    "force",
+    "torque",
+    "target_position",
+    "target_rotation",
+    "rotation_matrix",
+)
+"""Kinds that can be expressed in any `frame`."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -60,8 +73,14 @@ class Term:
     def __post_init__(self) -> None:
         if self.kind not in TERM_SIZES:
             raise BadInput(f"term '{self.name}': unknown kind '{self.kind}': {nearest(self.kind, TERM_SIZES)}")
-        if self.count < 1 or (self.count > 1 and self.kind not in COUNTED):
-            raise BadInput(f"term '{self.name}': count={self.count} of '{self.kind}': not {', '.join(COUNTED)}")
+        if not 0 < self.scale < math.inf:
+            raise BadInput(f"term '{self.name}': scale={self.scale}: expected a finite number above 0")
+        if self.count < 1:
+            raise BadInput(f"term '{self.name}': count={self.count} of '{self.kind}': expected at least 1")
+        if self.count > 1 and self.kind not in COUNTED:
+            raise BadInput(f"term '{self.name}': count={self.count} of '{self.kind}': only {', '.join(COUNTED)} have one")
+        if self.frame != "base" and self.kind not in FRAMED:
+            raise BadInput(f"term '{self.name}': frame='{self.frame}': '{self.kind}' is not expressed in a frame; leave it out")
 
 
 @dataclass(frozen=True)

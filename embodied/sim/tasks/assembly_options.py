@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from embodied.sim.tasks.checks import check_episode, check_range
 from embodied.sim.tasks.parts import PARTS
 from embodied.spec.errors import BadInput, nearest
 
@@ -79,8 +80,8 @@ def check(options: AssemblyOptions) -> None:
     if not MIN_CLEARANCE <= options.clearance <= part.max_clearance:
         low, high = MIN_CLEARANCE, part.max_clearance
         raise BadInput(f"task.clearance={options.clearance} m a side: expected {low} to {high} with task.part={options.part}")
-    if options.episode_s is not None and options.episode_s < 0.5:
-        raise BadInput(f"task.episode_s={options.episode_s}: expected at least 0.5 s, or null")
+    if options.episode_s is not None:
+        check_episode("episode_s", options.episode_s, 0.5)
     if options.success_depth is not None and not 0 < options.success_depth < part.hole:
         raise BadInput(
             f"task.success_depth={options.success_depth}: expected null, or more than 0 and less than the hole's {part.hole} m"
@@ -94,6 +95,4 @@ def check(options: AssemblyOptions) -> None:
             f"task.bank: size {bank.size} must be positive, shares {shares} must not be negative and must add up to 1"
         )
     for name in ("friction", "gains", "mass", "clearance"):
-        low_high = getattr(options.randomise, name)
-        if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
-            raise BadInput(f"task.randomise.{name}={list(low_high)}: expected [low, high] with 0 < low <= high")
+        check_range(f"randomise.{name}", getattr(options.randomise, name))

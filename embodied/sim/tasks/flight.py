@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch import Tensor
 from embodied.sim.resets import ResetBank, content_hash
 from embodied.sim.robots import check_kind
 from embodied.sim.robots.rotorcraft import Rotorcraft, build_rotorcraft, hover_speed
+from embodied.sim.tasks.checks import check_episode, check_options, check_range
 from embodied.sim.tasks.physics import noisy, put
-from embodied.spec.errors import BadInput
 from embodied.spec.observe import command, observe, start_memory
 from embodied.spec.policy import PolicySpec, RotorSpeeds, Term
 from embodied.spec.protocols import Engine, Obs
@@ -53,7 +52,6 @@ class FlightRewardOptions:
     tilt: float = 2.5  # by 1 - q_w^2
     velocity: float = 0.005  # by (m/s)^2
     action: float = 0.005  # by the squared distance from hovering
-    crash: float = 0.0  # once
 
 
 @dataclass
@@ -95,24 +93,24 @@ def check(options: HoverOptions) -> None:
         BadInput: an impossible value.
     """
     bank = options.bank
-    for name, good, expected in (
-        ("episode_s", options.episode_s >= 1, "at least 1 s"),
-        ("training_s", options.training_s >= 0.5, "at least 0.5 s"),
-        ("box", 0.1 <= options.box <= 100, "0.1 to 100 m"),
-        ("bank.size", bank.size >= 1, "at least 1"),
-        ("bank.max_angle", 0 <= bank.max_angle <= 180, "0 to 180 degrees"),
-        ("bank.at_rest", 0 <= bank.at_rest <= 1, "a share from 0 to 1"),
-        ("history", 0 <= options.history <= 1000, "0 to 1000"),
-        ("near", options.near > 0, "more than 0 m"),
-    ):
-        if not good:
-            raise BadInput(f"task.{name}={attrgetter(name)(options)}: expected {expected}")
+    check_episode("episode_s", options.episode_s, 1.0)
+    check_episode("training_s", options.training_s, 0.5)
+    check_options(
+        options,
+        (
+            ("box", 0.1 <= options.box <= 100, "0.1 to 100 m"),
+            ("bank.size", bank.size >= 1, "at least 1"),
+            ("bank.max_angle", 0 <= bank.max_angle <= 180, "0 to 180 degrees"),
+            ("bank.at_rest", 0 <= bank.at_rest <= 1, "a share from 0 to 1"),
+            ("history", 0 <= options.history <= 1000, "0 to 1000"),
+            ("near", options.near > 0, "more than 0 m"),
+        ),
+    )
     ranges = {f"randomise.{name}": low_high for name, low_high in asdict(options.randomise).items()}
     if isinstance(options, TrackOptions):
         ranges |= {"amplitude": options.amplitude, "frequency": options.frequency}
     for name, low_high in ranges.items():
-        if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
-            raise BadInput(f"task.{name}={list(low_high)}: expected [low, high] with 0 < low <= high")
+        check_range(name, low_high)
 
 
 def policy_spec(task: str, craft: Rotorcraft, options: HoverOptions) -> PolicySpec:
@@ -147,7 +145,7 @@ class Flight:
         self.spec = policy_spec(name, craft, options)
         self.path = options if isinstance(options, TrackOptions) else None
         self.substeps = craft.spec.substeps
-        self.failure_cost = options.reward.crash
+        self.failure_cost = 0.0  # leaving the box ends what an episode earns: cost enough
         self.max_episode_steps = self.spec.max_steps
         self.training_steps = round(options.training_s / craft.spec.control_dt)
         self.bank_size = options.bank.size

@@ -21,10 +21,10 @@ from embodied.sim.robots import check_kind
 from embodied.sim.robots.legged import Legged
 from embodied.sim.robots.shapes import VISUAL
 from embodied.sim.tasks import symmetry
+from embodied.sim.tasks.checks import check_episode, check_options
 from embodied.sim.tasks.physics import noisy
 from embodied.sim.tasks.terrains import KINDS, LEVELS, Pairs, height_at, make_map, sample_pairs
 from embodied.sim.tasks.walker import Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
-from embodied.spec.errors import BadInput
 from embodied.spec.observe import observe, start_memory
 from embodied.spec.policy import PolicySpec, Term
 from embodied.spec.protocols import Engine, Obs
@@ -55,7 +55,6 @@ class TraverseRewardOptions:
     progress: float = 1.0  # by the speed of approach [m/s], at most `cap`
     cap: float = 1.0  # of the speed of approach that is rewarded [m/s]
     torque: float = 1e-5
-    power: float = 0.0
     acceleration: float = 1e-7
     action_rate: float = 0.01
     bounce: float = 0.1
@@ -87,17 +86,17 @@ def check(options: TraverseOptions) -> None:
         BadInput: an impossible value.
     """
     tiles = len(options.terrain) * len(options.levels) * options.variants
-    for name, good, expected in (
-        ("variants", options.variants >= 1, "at least 1 tile of each kind and level"),
-        ("episode_s", options.episode_s >= 1, "at least 1 s"),
-        ("reach", 0 < options.reach < 1, "more than 0 and less than 1 m: goals are 2 m away or farther"),
-        ("hold_steps", options.hold_steps >= 1, "at least 1"),
-        ("bank_size", options.bank_size >= tiles, f"at least {tiles}, one for each tile of terrain x levels x variants"),
-    ):
-        if not good:
-            raise BadInput(f"task.{name}={getattr(options, name)}: expected {expected}")
-    if options.reward.cap <= 0:
-        raise BadInput(f"task.reward.cap={options.reward.cap}: expected more than 0 m/s")
+    check_episode("episode_s", options.episode_s, 1.0)
+    check_options(
+        options,
+        (
+            ("variants", options.variants >= 1, "at least 1 tile of each kind and level"),
+            ("reach", 0 < options.reach < 1, "more than 0 and less than 1 m: goals are 2 m away or farther"),
+            ("hold_steps", options.hold_steps >= 1, "at least 1"),
+            ("bank_size", options.bank_size >= tiles, f"at least {tiles}, one for each tile of terrain x levels x variants"),
+            ("reward.cap", options.reward.cap > 0, "more than 0 m/s"),
+        ),
+    )
     check_randomise(options.randomise)
 
 
@@ -252,7 +251,7 @@ class Traverse:
 
     def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Distance from the goal now [m], power of the motors [W], each [N]."""
-        return {"distance_m": truth["distance"], "power_w": (truth["torques"] * truth["joint_vel"]).abs().sum(-1)}
+        return {"distance_m": truth["distance"], "power_w": self.walker.power(truth)}
 
     # -- where episodes start ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.sim.robots.legged import CONTACT, Legged, build_legged
+from embodied.sim.tasks.checks import check_range
 from embodied.sim.tasks.physics import noisy, put
 from embodied.sim.tasks.terrains import GROUND, TerrainMap, add_to, height_at
 from embodied.spec.errors import BadInput
@@ -46,10 +47,8 @@ def check_randomise(ranges: WalkerRandomiseOptions) -> None:
     Raises:
         BadInput: see there.
     """
-    for name in ("friction", "mass", "centre", "gains"):
-        pair, lowest = getattr(ranges, name), {"friction": 0.0, "gains": 0.0, "mass": -3.0, "centre": -0.2}[name]
-        if len(pair) != 2 or not lowest < pair[0] <= pair[1]:
-            raise BadInput(f"task.randomise.{name}={list(pair)}: expected [low, high] with {lowest} < low <= high")
+    for name, lowest in {"friction": 0.0, "gains": 0.0, "mass": -3.0, "centre": -0.2}.items():
+        check_range(f"randomise.{name}", getattr(ranges, name), lowest)
     if not 0 <= ranges.delay <= 1 or ranges.push < 0 or ranges.push_s <= 0:
         raise BadInput(
             f"task.randomise: delay={ranges.delay} must be a share, push={ranges.push} m/s not negative, "
@@ -221,33 +220,38 @@ class Walker:
             "past_joint_vel": truth["joint_vel"],
         }
 
-    def steps(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-        """How long the feet that have just touched the ground were in the air, less 0.1 s, summed [N] s; advances `air_s`."""
+    def landed(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
+        """How long each foot that has just touched the ground was in the air, 0 for the others [N, 4] s; advances `air_s`."""
         touching = truth["clearance"] < TOUCH
-        air = state["air_s"] + self.robot.control_dt
-        landed = touching & (state["air_s"] > 0)
-        state["air_s"] = torch.where(touching, 0.0, air)
-        return ((air - 0.1).clamp(max=0.3) * landed).sum(-1)
+        air = torch.where(state["air_s"] > 0, state["air_s"] + self.robot.control_dt, 0.0)
+        state["air_s"] = torch.where(touching, 0.0, state["air_s"] + self.robot.control_dt)
+        return torch.where(touching, air, 0.0)
 
     def trot(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-        """How well the feet's height follows a trot, in (0, 1], [N]: exp(-sum e^2 / 0.01), e the error of a foot [m].
+        """How well the feet's height follows a trot [N]: 1 exactly, 0 (on average) standing, less the farther from it.
 
         In the first half of the period the feet of the first diagonal swing in half a sine, in the second those of the other.
+        Linear in the error: a kernel that is flat around standing leads nobody away from it.
         """
         phase = (2.0 * math.pi / PERIOD_S) * state["time"]
         swing = SWING * phase.sin() * self._side.to(phase.device)
-        return (-(truth["clearance"] - swing.clamp(min=0.0)).square().sum(-1) / 0.01).exp()
+        # two feet swing at a time, 2 / pi of SWING high on average
+        return 1.0 - (truth["clearance"] - swing.clamp(min=0.0)).abs().sum(-1) / (2.0 * SWING * 2.0 / math.pi)
+
+    @staticmethod
+    def power(truth: dict[str, Tensor]) -> Tensor:
+        """Of the motors, whichever way it flows [N] W."""
+        return (truth["torques"] * truth["joint_vel"]).abs().sum(-1)
 
     def efforts(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What walking costs, each [N]: squared torques, power [W], squared joint accelerations, action rate, vertical and
-        rolling motion, tilt; advances `past_joint_vel`.
+        """What walking costs, each [N]: squared torques, squared joint accelerations, action rate, vertical and rolling motion,
+        tilt, distance from the rest pose; advances `past_joint_vel`.
         """
         acceleration = (truth["joint_vel"] - state["past_joint_vel"]) / self.robot.control_dt
         state["past_joint_vel"] = truth["joint_vel"]
         quat = truth["trunk_quat"]
         return {
             "torque": truth["torques"].square().sum(-1),
-            "power": (truth["torques"] * truth["joint_vel"]).abs().sum(-1),
             "acceleration": acceleration.square().sum(-1),
             "action_rate": state["action_rate"],
             "bounce": truth["velocity"][:, 2].square(),
