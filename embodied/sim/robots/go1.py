@@ -40,6 +40,7 @@ _FEET = tuple(f"{name}_foot" for name, _, _ in _LEGS)
 
 _HIP, _THIGH, _SHANK, _RADIUS = (0.1881, 0.04675, 0.0), 0.08, 0.213, 0.023  # hip's place, lengths, radius of a foot [m]
 _ARMATURE, _FRICTION = 0.01, 0.2
+_STROKES = {"hip": 0.3, "thigh": 0.6, "calf": 0.6}  # of actions [rad]: sideways less than ahead
 
 _TRUNK = Inertia(
     5.204,
@@ -76,7 +77,7 @@ def _leg(name: str, ahead: int, left: int) -> Limb:
     x, y, z = _HIP
 
     def link(part: str, offset: Vector, axis: Vector, inertia: Inertia, shape: Capsule) -> Link:
-        return Link(part, offset, axis, inertia, _ARMATURE, _FRICTION, shape)
+        return Link(part, offset, axis, inertia, _ARMATURE, _FRICTION, _STROKES[part], shape)
 
     hip = Capsule((0, 0.045 * left, 0), (0, 0.065 * left, 0), 0.046)
     thigh = Capsule((-0.015, 0, -0.02), (-0.01, 0, -0.19), 0.017)

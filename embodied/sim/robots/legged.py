@@ -31,7 +31,8 @@ class Inertia:
 class Link:
     """One link behind its joint, whose frame lies at `offset` in the frame before [m], parallel to it at joint angle 0.
 
-    axis: of the joint; armature: the rotor's reflected inertia [kg m^2]; friction: of the joint, dry [N m].
+    axis: of the joint; armature: the rotor's reflected inertia [kg m^2]; friction: of the joint, dry [N m]; stroke: how far an
+    action of 1 moves the joint's target from the rest pose [rad].
     """
 
     name: str
@@ -40,6 +41,7 @@ class Link:
     inertia: Inertia
     armature: float
     friction: float
+    stroke: float
     shape: Capsule
 
 

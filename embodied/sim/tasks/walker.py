@@ -69,9 +69,8 @@ def proprioception(robot: str = "trunk") -> tuple[Term, ...]:
 
 
 def joint_targets(legged: Legged) -> JointTargets:
-    """How far actions move the joints' targets: hips less than thighs and calves."""
-    scale = {"hip": 0.3, "thigh": 0.6, "calf": 0.6}
-    return JointTargets(tuple(scale[link.name] for limb in legged.limbs for link in limb.links))
+    """Actions as targets of the robot's joints."""
+    return JointTargets(tuple(link.stroke for limb in legged.limbs for link in limb.links))
 
 
 class Walker:
