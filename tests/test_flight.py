@@ -277,8 +277,9 @@ def test_reward_is_the_published_formula(place, turn, velocity, action) -> None:
     away = np.sum((np.array(action) - hovering) ** 2)
     cost = 5 * place @ place + 5 * (1 - quat[0] ** 2) + 0.01 * velocity @ velocity + 0.01 * away
     assert float(task.judge(truth, state)[0]) == pytest.approx(2 - 0.5 * cost, abs=1e-4)
-    # and, of ours, the distance itself
-    assert float(nearer.judge(truth, state)[0]) == pytest.approx(2 - 0.5 * cost - 1.5 * np.linalg.norm(place), abs=1e-4)
+    # and, of ours, something for being near
+    near = 1.5 * math.exp(-np.linalg.norm(place) / 0.1)
+    assert float(nearer.judge(truth, state)[0]) == pytest.approx(2 - 0.5 * cost + near, abs=1e-4)
 
 
 # -- what the policy sees ------------------------------------------------------------------------------------------------

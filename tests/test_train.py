@@ -251,3 +251,15 @@ def test_insertion_is_learned_from_inside_the_hole(tmp_path: Path) -> None:
     assert rows[3]["success_rate"] < 0.7
     assert rows[-1]["success_rate"] > 0.93
     assert rows[-1]["health/invalid_total"] == 0
+
+
+@pytest.mark.learning
+def test_a_quadrotor_learns_to_stay_in_the_air(tmp_path: Path) -> None:
+    """Half a minute of `hover` as it comes, in half of its steps: from tumbling out of the box to staying for 10 s."""
+    out = tmp_path / "run"
+    assert main(["train", "task=hover", "budget.env_steps=450000", "episodes=200", f"out={out}"]) == 0
+    lengths = [row["episode_length"] for row in read_metrics(out / "metrics.jsonl") if row["episode_length"]]
+    assert lengths[3] < 100
+    result = json.loads((out / "eval.json").read_text())
+    assert result["length_mean"] > 800
+    assert result["position_m"] < 0.25

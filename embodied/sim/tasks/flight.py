@@ -44,11 +44,11 @@ class FlightRandomiseOptions:
 
 @dataclass
 class FlightRewardOptions:
-    """What a step is worth: `alive`, less weighted costs; nothing is added when the robot leaves its box."""
+    """What a step is worth: `alive` and `near`, less weighted costs; nothing is added when the robot leaves its box."""
 
     alive: float = 2.0
     position: float = 2.5  # by m^2
-    near: float = 1.0  # by m
+    near: float = 3.0  # times exp(-d / 0.1 m), d the distance from the goal
     tilt: float = 2.5  # by 1 - q_w^2
     velocity: float = 0.005  # by (m/s)^2
     action: float = 0.005  # by the squared distance from hovering
@@ -291,7 +291,8 @@ class Flight:
         terms = torch.cat(
             [offset, truth["body_quat"][:, :1], truth["body_linvel"], state["last_action"] - self.rest_action], -1
         )
-        reward = weights.alive - weights.tilt - weights.near * distance - terms.square() @ self._costs.to(offset.device)
+        near = weights.near * (-10.0 * distance).exp()
+        reward = weights.alive + near - weights.tilt - terms.square() @ self._costs.to(offset.device)
         return reward * ~failure, success, failure
 
     def mean_error(self, state: dict[str, Tensor]) -> Tensor:
