@@ -532,9 +532,9 @@ class Recorded(dict):
 
 def test_needed_readings_are_those_that_observing_asks_for() -> None:
     """For terms of every kind, seen from and of a second frame."""
-    from embodied.spec.policy import TERM_SIZES
+    from embodied.spec.policy import FRAMED, TERM_SIZES
 
-    terms = [Term(kind, kind, "1", 1.0, of="hand", frame="tray") for kind in TERM_SIZES]
+    terms = [Term(kind, kind, "1", 1.0, of="hand", frame="tray" if kind in FRAMED else "base") for kind in TERM_SIZES]
     spec: PolicySpec = replace(SPEC, terms=tuple(terms))
     sizes = needed_readings(spec)
     rng = np.random.default_rng(0)

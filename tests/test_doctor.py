@@ -110,7 +110,7 @@ def test_rollout_and_engine_against_their_arrays(predicted):
     # a row is what physics keeps of a world, beside readings, warnings (counted twice) and memory's own bookkeeping
     arrays = row + sum(task.model.__getattribute__(n) for n in ("nsensordata", "nv")) * 8 + 84
     assert predicted.row == row and predicted.bank == 64
-    assert predicted.engine == pytest.approx(arrays, rel=0.1)
+    assert predicted.engine == pytest.approx(arrays, rel=0.2)  # what is promised
 
 
 def test_the_table_adds_up_to_the_peak(predicted):
