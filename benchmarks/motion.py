@@ -96,8 +96,8 @@ def write(file: Path, results: dict[str, Any]) -> None:
     file.write_text(json.dumps(results, indent=1) + "\n")
     about = """Made by `python benchmarks/motion.py <task>`. Success is that of the deterministic policy on 500 fresh starts,
     with nominal physics; what it means is in docs/motion.md. wall_s counts from the start of the process, startup_s of it had
-    passed before the first step of training (imports, compilation, reset bank). Controls were trained for as many steps as the
-    longest of the three default runs."""
+    passed before the first step of training (imports, compilation, reset bank). Controls took as many steps as the
+    longest of the default runs. A figure of position is over the last half of an episode: a crash before counts as 0."""
     lines = ["# Legs and wings", "", *textwrap.wrap(" ".join(about.split()), 120), ""]
     for task, found in results.items():
         lines += section(task, found)
