@@ -112,6 +112,7 @@ def section(task: str, found: dict[str, Any]) -> list[str]:
     head = ["run", "success", "95 % interval", "wall_s", "startup_s", "steps", "episode, steps", *names]
     lines = [f"## {task}", "", f"{host['date']}, {host['cores']} cores of {host['cpu']}.", ""]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    # the page is written after every seed
     lines += [row(f"seed {seed}", run, figures) for seed, run in zip(SEEDS, runs, strict=False)]
     lines += [row(f"{name} (`{' '.join(run['words'][:-2])}`)", run, figures) for name, run in found.get("controls", {}).items()]
     success = statistics.median(run["final"]["success_at_end"] for run in runs)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from rerun_reader import read_recording
 
 from embodied.report import recording
 from embodied.spec.errors import BadInput, Fault
@@ -69,22 +70,6 @@ GEOMS = {
 }
 
 
-def read_recording(path):
-    """(static columns, timed columns with `time` in seconds) by entity, as the library reads them."""
-    from rerun.chunk import RrdReader
-
-    static, timed = {}, {}
-    for chunk in RrdReader(path).stream():
-        batch = chunk.to_record_batch()
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if ":" in name}
-        if not chunk.is_static:
-            columns["time"] = [nanoseconds / 1e9 for nanoseconds in batch.column("time").cast("int64").to_pylist()]
-        known = (static if chunk.is_static else timed).setdefault(chunk.entity_path, {})
-        for name, values in columns.items():
-            known.setdefault(name, []).extend(values)
-    return static, timed
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_rerun_recording_comes_back(tmp_path):
     path = tmp_path / "episode.rrd"
@@ -98,7 +83,7 @@ def test_a_rerun_recording_comes_back(tmp_path):
                 quats[2] = [0.5, 0.5, -0.5, 0.5]
             image = np.full((8, 8, 3), 40 * step, np.uint8) if step == 4 else None
             record.log_step(0.04 * step, positions, quats, {"reward": 2.0 * step}, image)
-    static, timed = read_recording(path)
+    static, timed = read_recording(path, 1e9)
 
     box, ball = timed["/world/a\\/box"], timed["/world/ball"]
     assert box["time"] == pytest.approx([0, 0.04, 0.08, 0.12, 0.16])

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from rerun_reader import read_recording
 
 from embodied.deploy.journal import Writer, read
 from embodied.deploy.replay import replay
@@ -77,25 +78,9 @@ def journal(tmp_path):
     return path
 
 
-def read_recording(path):
-    """(static columns, timed columns with `time` in steps) by entity, as rerun's own reader reads them."""
-    from rerun.chunk import RrdReader
-
-    static, timed = {}, {}
-    for chunk in RrdReader(path).stream():
-        batch = chunk.to_record_batch()
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if ":" in name}
-        if not chunk.is_static:
-            columns["time"] = [ns / STEP for ns in batch.column("time").cast("int64").to_pylist()]
-        known = (static if chunk.is_static else timed).setdefault(chunk.entity_path, {})
-        for name, values in columns.items():
-            known.setdefault(name, []).extend(values)
-    return static, timed
-
-
 def test_a_journal_comes_back_as_a_recording(journal, tmp_path):
     replay(journal, tmp_path / "r.rrd")
-    static, timed = read_recording(tmp_path / "r.rrd")
+    static, timed = read_recording(tmp_path / "r.rrd", STEP)
     frames = {"/world/tcp", "/world/target", "/world/sent", "/world/target_kept", "/world/a\\ b\\/c"}
     trails, logs = (
         {"/world/trails/tcp", "/world/trails/sent"},
@@ -155,7 +140,7 @@ def test_a_journal_comes_back_as_a_recording(journal, tmp_path):
 
 def test_one_episode_alone(journal, tmp_path):
     replay(journal, tmp_path / "r.rrd", episode=1)
-    _, timed = read_recording(tmp_path / "r.rrd")
+    _, timed = read_recording(tmp_path / "r.rrd", STEP)
     assert timed["/world/tcp"]["time"] == pytest.approx([9, 10])
     assert timed["/world/trails/sent"]["LineStrips3D:strips"] == [[[[10, 0, 3], [11, 0, 3]]]]
     assert timed["/log/transitions"]["TextLog:text"] == [["auto -> hold: force is not finite"]]
@@ -168,13 +153,13 @@ def test_one_episode_alone(journal, tmp_path):
 def test_an_empty_episode_and_an_empty_journal(tmp_path):
     writer = Writer(tmp_path / "j", {})
     replay(tmp_path / "j", tmp_path / "empty.rrd")
-    assert set(read_recording(tmp_path / "empty.rrd")[0]) == {"/world", "/__properties"}
+    assert set(read_recording(tmp_path / "empty.rrd", STEP)[0]) == {"/world", "/__properties"}
     with pytest.raises(BadInput, match="has no episode 0: it has none"):
         replay(tmp_path / "j", tmp_path / "r.rrd", episode=0)
     [meta] = read(tmp_path / "j")
     writer.append("episode_start", meta.time_ns, {"episode": 0})
     replay(tmp_path / "j", tmp_path / "r.rrd", episode=0)
-    assert read_recording(tmp_path / "r.rrd")[1]["/world/trails/tcp"]["LineStrips3D:strips"] == [[]]
+    assert read_recording(tmp_path / "r.rrd", STEP)[1]["/world/trails/tcp"]["LineStrips3D:strips"] == [[]]
     writer.close()
 
 

@@ -70,7 +70,7 @@ def observe(spec: PolicySpec, readings: Readings, memory: Memory) -> Array:
         values[i] = _TERMS[term.kind](term, readings, memory)
         if term.kind == "joint_position":
             values[i] = values[i] - like(spec.robot.home, values[i])
-        if term.frame != "base" and term.kind in _IN_BASE_FRAME:
+        if term.frame != "base" and term.kind not in _IN_ITS_FRAME:
             turned.setdefault(term.frame, []).append(i)
     for frame, indices in turned.items():
         # all vectors that are seen from one frame are turned at once: [N, K, 3]
@@ -273,13 +273,5 @@ _TERMS: dict[str, Callable[[Term, Readings, Memory], Array]] = {
     "past_actions": _past_actions,
     "clock": _clock,
 }
-# computed in the base frame, then turned into the term's
-_IN_BASE_FRAME = {
-    "position",
-    "linear_velocity",
-    "angular_velocity",
-    "force",
-    "torque",
-    "target_position",
-    "target_rotation",
-}
+# the other kinds that take a frame are computed in the base frame, then turned into the term's
+_IN_ITS_FRAME = ("rotation", "rotation_matrix")

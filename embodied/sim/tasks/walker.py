@@ -222,9 +222,10 @@ class Walker:
     def landed(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
         """How long each foot that has just touched the ground was in the air, 0 for the others [N, 4] s; advances `air_s`."""
         touching = truth["clearance"] < TOUCH
-        air = torch.where(state["air_s"] > 0, state["air_s"] + self.robot.control_dt, 0.0)
-        state["air_s"] = torch.where(touching, 0.0, state["air_s"] + self.robot.control_dt)
-        return torch.where(touching, air, 0.0)
+        air = state["air_s"] + self.robot.control_dt
+        landed = touching & (state["air_s"] > 0)
+        state["air_s"] = torch.where(touching, 0.0, air)
+        return air * landed
 
     def trot(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
         """How well the feet's height follows a trot [N]: 1 exactly, 0 (on average) standing, less the farther from it.
