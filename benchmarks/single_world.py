@@ -58,10 +58,10 @@ class SingleWorld(gym.Env):
         self._memory = command(self.spec, action[None].astype(np.float64), self._seen, self._memory)
         turn = quat_to_rotvec(quat_multiply(quat_conjugate(self._reference), self._memory["target_quat"]))
         self.data.ctrl[:] = np.concatenate([rotate_inverse(self._reference, self._memory["target_pos"]), turn], -1)[0]
-        mujoco.mj_step(self.model, self.data, nstep=self.task.substeps)
+        mujoco.mj_step(self.model, self.data, nstep=self.task.spec.robot.substeps)
         self._seen = self._readings()
         self._steps += 1
         self._held = self._held + 1 if succeeded(self.spec.success, self._seen)[0] else 0
         success = self._held >= self.spec.success.steps
-        failure = self._steps >= self.task.max_episode_steps
+        failure = self._steps >= self.task.spec.max_steps
         return self._observation(), 1.0 * success - 0.01 * failure, bool(success or failure), False, {}

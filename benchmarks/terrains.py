@@ -28,7 +28,11 @@ KINDS, LEVELS = ("flat", "stairs", "gaps", "stepping_stones", "boxes"), (0, 1, 2
 TASK = [
     f"task.terrain=[{','.join(KINDS)}]",
     f"task.levels=[{','.join(map(str, LEVELS))}]",
-    "task.bank_size=3840",  # 64 in each of 60 tiles
+    "task.bank.size=3840",  # 64 in each of 60 tiles
+    # episodes are long, and physics on a height field is slow
+    "eval.every=20",
+    "eval.episodes=100",
+    "episodes=300",
 ]
 SAMPLERS = {"success_guided": "locomotion", "uniform": "uniform", "linear": "linear", "plr": "plr"}
 """What `sampler=` is given: success_guided with the locomotion preset of its paper, the others with their defaults."""
@@ -45,10 +49,10 @@ def main() -> None:
     """Do what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--env-steps", type=int, default=10_000_000)
+    parser.add_argument("--env-steps", type=int, default=1_500_000)
     parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=list(SAMPLERS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--episodes", type=int, default=20, help="on each kind and level in the last evaluation")
+    parser.add_argument("--episodes", type=int, default=10, help="on each kind and level in the last evaluation")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--extra", nargs="+", default=[], help="further words for `embodied train`, to try this command out")
     asked = parser.parse_args()
@@ -77,7 +81,7 @@ def by_tile(out: Path, episodes: int) -> Run:
     content = checkpoint.load(out / "checkpoints" / "latest.pt")
     config = content["config"]
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.action_size)
+    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     kinds, levels = task.map.kinds, task.map.levels
     fresh = make_fresh_env(config, task, len(kinds) * len(levels) * episodes, print)

@@ -33,6 +33,7 @@ RUN_KEYS = """
 
   sim.num_worlds=1024       worlds in parallel       sim.engine=cpu  sim.threads=0 (every core)
   seed=0                    of everything random     device=cpu
+  values here are those of task=assembly; what is usual for another task, `embodied tasks` shows
 """
 
 HELPS = {

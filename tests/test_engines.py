@@ -355,6 +355,8 @@ def test_signature_follows_the_model(kind):
     CpuEngine(shared, 1)
     assert make(kind, 1, model=shared).signature == first == make(kind, 1, model=build(CLEARANCE)).signature
     assert make(kind, 1, model=build(CLEARANCE + 1e-6)).signature != first
+    # rows also hold what may differ between worlds
+    assert kind(copy.copy(shared), 1, TASK.parameters[:-1], 1).signature != first
     assert first.startswith("cpu-3.17" if kind is CpuEngine else "warp-3.17")
 
 

@@ -275,7 +275,7 @@ def test_evaluation_counts_one_episode_a_world() -> None:
     task = make_task(episode_s=0.6)
     fresh = FreshStarts(make_engine(task, 16), task, False)
     torch.manual_seed(0)
-    policy = GaussianPolicy(MLPOptions(hidden=[8]), task.obs_sizes, task.action_size)
+    policy = GaussianPolicy(MLPOptions(hidden=[8]), task.obs_sizes, task.spec.action.size)
     result = evaluate(fresh, policy, seed=5)
     again = evaluate(fresh, policy, seed=5)
     assert result.summary()["episodes"] == 16

@@ -63,7 +63,7 @@ def config(trained: tuple[Invocation, Content]) -> dict[str, Any]:
 
 def policy_of(config: dict[str, Any], content: Content) -> GaussianPolicy:
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.action_size)
+    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     return policy
 

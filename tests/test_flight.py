@@ -79,7 +79,7 @@ def test_thrust_to_weight_and_the_hovering_action_are_the_published_ones() -> No
     assert hover_speed(CRAFT) == pytest.approx(14475.809152959684)  # rl_tools
     assert float(MODEL.actuator_ctrlrange[0, 1]) == pytest.approx(THRUST * TOP**2)
     assert 4 * MODEL.actuator_ctrlrange[0, 1] / (MODEL.body_subtreemass[0] * GRAVITY) == pytest.approx(2.25, abs=0.005)
-    assert (task.substeps * task.model.opt.timestep, task.spec.robot.control_dt) == (0.01, 0.01)
+    assert (task.spec.robot.substeps * task.model.opt.timestep, task.spec.robot.control_dt) == (0.01, 0.01)
 
 
 thrusts = st.lists(st.floats(0.0, 0.1), min_size=4, max_size=4).map(np.array)

@@ -1,73 +1,20 @@
-"""Walking as a velocity command says: commands, gait, pushes and randomised physics, by hand and against mechanics."""
+"""Walking as a velocity command says: commands, gait, reward and falls, by hand."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import mujoco
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from scipy.spatial.transform import Rotation
 from torch import Tensor
+from walkers import CALM, DT, HOME, TASK, make, make_engine, put, start_at
 
-from embodied.sim.engines.cpu import CpuEngine
-from embodied.sim.env import WorldsEnv
 from embodied.sim.fresh import FreshStarts
-from embodied.sim.resets import ResetBank
-from embodied.sim.robots.go1 import Go1Options, go1
-from embodied.sim.samplers.fixed import Fixed
-from embodied.sim.tasks.locomotion import CommandOptions, Locomotion, LocomotionOptions
-from embodied.sim.tasks.walker import WalkerRandomiseOptions
 from embodied.spec.errors import BadInput
-
-DT, GRAVITY, FRICTION = 0.02, 9.81, 0.8
-CALM: dict[str, Any] = {"friction": [1.0, 1.0], "gains": [1.0, 1.0], "mass": [0.0, 0.0], "centre": [0.0, 0.0]}
-CALM |= {"delay": 0.0, "push_s": 1e9}
-"""Randomised in name only: nominal physics, nobody pushed."""
-NOMINAL = {"friction": 1.0, "mass": 0.0, "centre_x": 0.0, "centre_y": 0.0, "gains": 1.0, "delay": 0.0, "restless": 0.0}
-
-
-def make(ranges: dict[str, Any] | None = None, command: dict[str, Any] | None = None, **changes: Any) -> Locomotion:
-    randomise = WalkerRandomiseOptions(**(ranges or {}))
-    options = LocomotionOptions(bank_size=64, command=CommandOptions(**(command or {})), randomise=randomise, **changes)
-    return Locomotion(options, go1(Go1Options()))
-
-
-TASK = make()
-HOME = torch.tensor(TASK.spec.robot.home, dtype=torch.float64)
-
-
-def make_engine(task: Locomotion, worlds: int) -> CpuEngine:
-    engine = CpuEngine(task.model, worlds, task.parameters, threads=1)
-    engine.bind((*task.fields, "subtree_com"))
-    return engine
-
-
-def start_at(task: Locomotion, worlds: int, height: float) -> WorldsEnv:
-    """Worlds that start at rest, in the rest pose, at a height of the trunk [m]; randomised."""
-    engine = make_engine(task, worlds)
-    put(engine, height)
-    tags = torch.zeros(worlds, dtype=torch.int64)
-    bank = ResetBank(engine.get_state(), tags, ("there",), engine.signature, "there")
-    return WorldsEnv(engine, task, Fixed(worlds, engine.device), bank, stagger=False)
-
-
-def put(engine: CpuEngine, height: float, quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)) -> None:
-    base = torch.tensor([0.0, 0.0, height, *quat], dtype=torch.float64)
-    engine.set_state(engine.default_row.expand(engine.num_worlds, -1))
-    engine.write("qpos", torch.cat([base, HOME]).expand(engine.num_worlds, -1))
-    engine.write("ctrl", HOME.expand(engine.num_worlds, -1))
-
-
-def give(engine: CpuEngine, **changes: list[float]) -> None:
-    """Nominal physics but for `changes`, which have a value for each world."""
-    count = engine.num_worlds
-    factors = {name: torch.tensor(changes.get(name, [usual] * count)) for name, usual in NOMINAL.items()}
-    TASK.walker.set_physics(engine, torch.ones(count, dtype=torch.bool), factors)
-
 
 # -- commands ------------------------------------------------------------------------------------------------------------
 
@@ -242,54 +189,6 @@ def test_a_fall_ends_the_episode_and_is_charged_once() -> None:
     assert float(reward[0]) < -task.options.reward.fall + 2.5 and float(reward[1]) > -1.0
 
 
-# -- physics -------------------------------------------------------------------------------------------------------------
-
-
-def com_velocity(engine: CpuEngine) -> np.ndarray:
-    """Of the centre of mass of the whole robot in each world [N, 3], by MuJoCo in a model of its own."""
-    data, out = mujoco.MjData(TASK.model), []
-    for qpos, qvel in zip(engine.read("qpos"), engine.read("qvel"), strict=True):
-        data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_forward(TASK.model, data)
-        mujoco.mj_subtreeVel(TASK.model, data)
-        out.append(data.subtree_linvel[0].copy())
-    return np.array(out)
-
-
-def test_a_push_changes_the_velocity_as_stated() -> None:
-    """In free fall nothing else does: for one control step a force of m dv / dt, at most `push` in any direction."""
-    task = make({**CALM, "push": 0.5, "push_s": DT})
-    env = start_at(task, 256, 5.0)
-    env.reset(0)
-    env.step(torch.zeros(256, 12))
-    before, mass = com_velocity(env.engine), float(TASK.model.body_mass.sum())
-    env.step(torch.zeros(256, 12))
-    force = env.engine.read("xfrc_applied").double().numpy()
-    trunk = TASK.model.body("trunk").id
-    assert not np.delete(force, trunk, 1).any() and not force[:, trunk, 2:].any()
-    gained = com_velocity(env.engine) - before
-    np.testing.assert_allclose(gained[:, :2], force[:, trunk, :2] * DT / mass, atol=2e-3)
-    np.testing.assert_allclose(gained[:, 2], -GRAVITY * DT, atol=2e-3)
-    assert np.abs(gained[:, :2]).max() > 0.45
-    assert np.hypot(*gained[:, :2].T).max() < 0.5 + 2e-3
-
-
-def test_delay_shifts_commands_by_one_step() -> None:
-    late, prompt = (start_at(make({**CALM, "delay": share}), 2, 1.0) for share in (1.0, 0.0))
-    sent: dict[str, list[Tensor]] = {"late": [], "prompt": []}
-    late.reset(0), prompt.reset(0)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(6):
-        action = 2 * torch.rand(2, 12, generator=generator) - 1
-        for name, env in (("late", late), ("prompt", prompt)):
-            env.step(action)
-            sent[name].append(env.engine.read("ctrl"))
-    assert torch.equal(torch.stack(sent["late"][1:]), torch.stack(sent["prompt"][:-1]))
-    np.testing.assert_allclose(sent["late"][0], HOME.expand(2, -1), atol=1e-6)
-    scale = np.tile([0.3, 0.6, 0.6], 4)
-    np.testing.assert_allclose(sent["prompt"][-1], HOME.numpy() + action.numpy() * scale, atol=1e-6)
-
-
 def test_doing_nothing_stands_for_an_episode_and_succeeds_where_that_was_asked() -> None:
     task = make(command={"stand": 0.4})
     env = FreshStarts(make_engine(task, 20), task, randomise=False)
@@ -300,90 +199,6 @@ def test_doing_nothing_stands_for_an_episode_and_succeeds_where_that_was_asked()
     clear = (asked - 0.15).abs() > 0.02  # starts move a little, and who stands creeps
     assert torch.equal(info["success"][clear], asked[clear] < 0.15)
     assert 4 < int(info["success"].sum()) < 16 and int(clear.sum()) > 16
-
-
-def test_gains_scale_stiffness_and_damping() -> None:
-    engine = make_engine(TASK, 3)
-    put(engine, 1.0)
-    spin = torch.zeros(3, 18, dtype=torch.float64)
-    spin[:, 6:] = 0.5
-    engine.write("qvel", spin)
-    engine.write("ctrl", (HOME + 0.2).expand(3, -1))
-    give(engine, gains=[1.0, 0.9, 1.1])
-    force = engine.read("actuator_force").numpy()
-    robot = TASK.spec.robot
-    nominal = np.array(robot.stiffness) * 0.2 - np.array(robot.damping) * 0.5
-    np.testing.assert_allclose(force, np.outer([1.0, 0.9, 1.1], nominal), rtol=1e-5)
-    bend = engine.read("qacc")[:, 6:]
-    assert bool((bend[1] < bend[0]).all()) and bool((bend[0] < bend[2]).all())
-
-
-def test_mass_is_added_to_the_trunk() -> None:
-    """A force on the trunk in free fall moves the whole by F / m, whatever the legs do."""
-    engine, extra = make_engine(TASK, 3), np.array([0.0, 1.5, -0.5])
-    put(engine, 1.0)
-    give(engine, mass=extra.tolist())
-    push = torch.zeros(3, TASK.model.nbody, 6)
-    push[:, TASK.model.body("trunk").id, 1] = 20.0
-    engine.write("xfrc_applied", push)
-    before = engine.read("subtree_com")[:, 0].double().numpy()
-    engine.step(4)
-    moved = engine.read("subtree_com")[:, 0].double().numpy() - before
-    mass = float(TASK.model.body_mass.sum()) + extra
-    np.testing.assert_allclose(moved[:, 1], 20.0 / mass * 0.005**2 * 10, rtol=5e-3)
-    np.testing.assert_allclose(moved[:, 2], -GRAVITY * 0.005**2 * 10, rtol=5e-3)
-
-
-def standing(worlds: int) -> CpuEngine:
-    """Robots that have come to rest on their feet."""
-    engine = make_engine(TASK, worlds)
-    put(engine, TASK.spec.robot.height)
-    engine.step(400)
-    return engine
-
-
-def test_the_centre_of_mass_moves_and_tips_the_robot() -> None:
-    engine = standing(5)
-    x, y = [0.0, 0.03, -0.03, 0.0, 0.0], [0.0, 0.0, 0.0, 0.03, -0.03]
-    give(engine, centre_x=x, centre_y=y)
-    com = engine.read("subtree_com")[:, 0].double().numpy()
-    share = float(TASK.model.body_mass[TASK.model.body("trunk").id] / TASK.model.body_mass.sum())
-    np.testing.assert_allclose(com[:, :2] - com[0, :2], share * np.array([x, y]).T, atol=5e-5)
-    roll, pitch = engine.read("qacc")[:, 3:5].numpy().T
-    assert pitch[1] > 0.5 and pitch[2] < -0.5 and roll[3] < -0.5 and roll[4] > 0.5  # towards the weight
-    assert abs(pitch[0]) < 0.05 and abs(roll[0]) < 0.05
-
-
-def test_friction_is_what_slows_a_sliding_robot() -> None:
-    """Pushed sideways so that its feet slide, its centre of mass slows down by mu g."""
-    factors = [0.1, 0.25, 0.5]
-    engine = standing(3)
-    sideways = torch.zeros(3, 18, dtype=torch.float64)
-    sideways[:, 1] = 2.0
-    engine.write("qvel", sideways)
-    give(engine, friction=factors)
-    engine.step(4)  # the feet start to slide
-    fast = com_velocity(engine)[:, 1]
-    engine.step(8)
-    slowing = (fast - com_velocity(engine)[:, 1]) / 0.04
-    np.testing.assert_allclose(slowing, np.array(factors) * FRICTION * GRAVITY, rtol=0.1)
-
-
-def test_noise_has_the_stated_sigma() -> None:
-    engine = make_engine(TASK, 2000)
-    put(engine, 1.0)
-    engine.forward()
-    truth = TASK.walker.truth(engine)
-    seen = TASK.walker.noisy(truth, torch.Generator().manual_seed(0))
-    for name, sigma in {"gyro": 0.1, "joint_pos": 0.01, "joint_vel": 0.5}.items():
-        noise = ((seen[name] - truth[name]) / sigma).double().numpy()
-        assert all(stats.kstest(column, "norm").pvalue > 1e-4 for column in noise.T), name
-        assert noise.std() == pytest.approx(1, rel=0.03), name
-    tilt = Rotation.from_quat(np.roll(seen["trunk_quat"].double().numpy(), -1, axis=1)).as_rotvec()
-    np.testing.assert_allclose(tilt.std(0), 2 * 0.02, rtol=0.07)  # half a radian for a quaternion's component
-    np.testing.assert_allclose(seen["trunk_quat"].norm(dim=1), 1, atol=1e-6)
-    for name in ("velocity", "feet", "height", "clearance", "torques"):
-        assert torch.equal(seen[name], truth[name])
 
 
 @pytest.mark.parametrize(

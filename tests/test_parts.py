@@ -327,7 +327,7 @@ def test_impossible_options_are_refused(changes, message) -> None:
 
 def test_limits_of_time_and_depth_are_the_parts_unless_given() -> None:
     assert cell("peg").spec.episode_s == 3.2 and cell("bayonet").spec.episode_s == 8.0
-    assert cell("bayonet", episode_s=5.0).max_episode_steps == 125
+    assert cell("bayonet", episode_s=5.0).spec.max_steps == 125
     assert cell("rod", success_depth=0.02).spec.success.depth == 0.02
     assert LOCKED - 0.0005 < cell("bayonet").spec.success.depth < LOCKED < HOLE
 

@@ -54,7 +54,7 @@ def finished(process: subprocess.Popen) -> tuple[int, dict, str]:
 
 def torch_policy(config):
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.action_size)
+    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
     content = checkpoint.load(Path(config["out"]) / "checkpoints" / "latest.pt")
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     return policy

@@ -169,7 +169,7 @@ def test_trials_start_where_they_are_told_on_worlds_of_their_own() -> None:
     """A policy that does nothing succeeds only where the tip already is deep enough, and not disturbed."""
     task, bank = make_task(episode_s=0.5), small_bank()
     config = {"sim": {"num_worlds": 8, "engine": "cpu", "threads": 1}}
-    policy = GaussianPolicy(MLPOptions(hidden=[4], min_std=1e-5, init_std=2e-5), task.obs_sizes, task.action_size)
+    policy = GaussianPolicy(MLPOptions(hidden=[4], min_std=1e-5, init_std=2e-5), task.obs_sizes, task.spec.action.size)
     policy.seed(0)
     with torch.no_grad():
         for parameter in policy.network.parameters():
@@ -179,7 +179,7 @@ def test_trials_start_where_they_are_told_on_worlds_of_their_own() -> None:
     slots = torch.cat([near[:5], near[-15:]])
     trials = evaluate(slots, 11)
     assert trials.success.shape == trials.valid.shape == (20,) and trials.valid.all()
-    assert trials.steps == 24 * task.max_episode_steps  # three batches of eight
+    assert trials.steps == 24 * task.spec.max_steps  # three batches of eight
     assert trials.success[:5].sum() >= 3 and not trials.success[5:].any()
     policy.seed(0)
     assert torch.equal(trials.success, evaluate(slots, 11).success)

@@ -292,7 +292,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     words = [f"task={request.param}", "policy.hidden=[16]", "sim.num_worlds=4", "sim.threads=1", f"out={folder}"]
     config = compose("train", words).config
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.action_size)
+    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
     with torch.no_grad():
         for weights in policy.network.parameters():
             weights.add_(0.05 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1)))

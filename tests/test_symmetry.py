@@ -23,7 +23,7 @@ def seen_in(mirror: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> torch
 
 @pytest.mark.parametrize("group", ["policy", "critic", "action"])
 def test_the_mirror_of_the_mirror_is_the_thing_itself(group: str) -> None:
-    size = TASK.action_size if group == "action" else TASK.obs_sizes[group]
+    size = TASK.spec.action.size if group == "action" else TASK.obs_sizes[group]
     x = torch.randn(5, size)
     mirrored = seen_in(TASK.mirror[group], x)
     assert mirrored.shape == x.shape and not torch.equal(mirrored, x)
@@ -74,11 +74,11 @@ def test_physics_reward_and_observations_are_the_same_in_the_mirror() -> None:
     # half a period apart: the first diagonal of one is the second of the other
     state["time"] = torch.tensor([[0.0], [0.25]])
     for step in range(5):  # contacts part ways later, by what is left of the asymmetry
-        action = 0.3 * torch.randn(1, TASK.action_size, generator=generator)
+        action = 0.3 * torch.randn(1, TASK.spec.action.size, generator=generator)
         both = torch.cat([action, seen_in(TASK.mirror["action"], action)])
         truth, _ = TASK.look(engine, state, generator)
         TASK.command(engine, both, state, truth)
-        engine.step(TASK.substeps)
+        engine.step(TASK.spec.robot.substeps)
         state["elapsed"] = torch.full((2,), step / 500)
         truth, _ = TASK.look(engine, state, generator)
         obs = TASK.observe(truth, truth, state)
@@ -111,6 +111,27 @@ def test_half_of_the_transitions_are_learned_in_the_mirror() -> None:
         assert torch.equal(shown[name], expected)
     for name in ("advantage", "target", "log_prob", "valid"):
         assert shown[name] is batch[name]
+    assert torch.equal(shown["own"], torch.where(kept, batch["valid"], 0.0))
+
+
+def test_a_policy_that_does_not_move_has_no_divergence_however_asymmetric_it_is() -> None:
+    """Else the learning rate, which follows the divergence, would fall because of the mirror alone."""
+    mirror = {
+        "policy": (torch.tensor([1, 0, 2, 3]), torch.tensor([1.0, 1, -1, 1])),
+        "critic": (torch.tensor([0, 2, 1]), torch.ones(3)),
+        "action": (torch.tensor([1, 0]), torch.tensor([-1.0, -1])),
+    }
+    ppo, count = learner(mirror), 1000
+    for parameter in ppo.policy.network.parameters():
+        parameter.data.mul_(10.0)
+    obs = {"policy": torch.randn(count, 4), "critic": torch.randn(count, 3)}
+    step = ppo.policy.act(obs)
+    batch = obs | {"action": step.action[:, 0], "log_prob": step.log_prob, "target": torch.zeros(count)}
+    batch |= {"advantage": torch.randn(count), "valid": torch.ones(count)}
+    shown, everyone = ppo._half_mirrored(batch), torch.arange(count)
+    scale = {name: 1 / shown[name].sum() for name in ("valid", "own")}
+    _, metrics = ppo._policy_gradient(shown, everyone, scale)
+    assert float(metrics["clip_fraction"]) > 0.1 and float(metrics["kl"]) == pytest.approx(0, abs=1e-6)
 
 
 def test_symmetry_of_a_task_without_one_is_bad_input() -> None:

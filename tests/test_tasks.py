@@ -64,6 +64,7 @@ LEGS = (
     Knob("body_ipos", "trunk", slice(0, 2), lambda o: o.randomise.centre, added=True),
     Knob("actuator_gainprm", None, slice(0, 1), lambda o: o.randomise.gains),
     Knob("actuator_biasprm", None, slice(1, 3), lambda o: o.randomise.gains),
+    Knob("actuator_forcerange", None, slice(None), lambda o: o.randomise.strength),
 )
 
 
@@ -82,12 +83,12 @@ class Case:
 
 
 SIZE = {"bank__size": 64}
-COURSE = {"bank_size": 64, "terrain": ["stairs", "gaps"], "levels": [0, 3], "variants": 1}
+COURSE = {"bank__size": 64, "terrain": ["stairs", "gaps"], "levels": [0, 3], "variants": 1}
 CASES = {
     "assembly": Case(ARM, SIZE),
     "hover": Case(FLIGHT, SIZE, lasting={"box": 100.0}),
     "track": Case(FLIGHT, SIZE, lasting={"box": 100.0}),
-    "locomotion": Case(LEGS, {"bank_size": 64}, True, {}, {"command__change_s": 0.04, "randomise__push_s": 0.04}),
+    "locomotion": Case(LEGS, {"bank__size": 64}, True, {}, {"command__change_s": 0.04, "randomise__push_s": 0.04}),
     "traverse": Case(LEGS, COURSE, restless={"randomise__push_s": 0.04}),
 }
 TASKS = list(CASES)

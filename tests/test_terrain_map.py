@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**31)
 
 def compiled(terrain, *bodies):
     spec = mujoco.MjSpec()
-    name = add_to(spec, terrain)
+    name = add_to(spec, terrain.ground)
     for body in bodies:
         at = spec.worldbody.add_body(name=body)
         at.add_freejoint()
@@ -45,17 +45,17 @@ def ray(model, data, x, y):
 
 def test_every_kind_and_level_fits_on_one_map():
     terrain = make_map(list(KINDS), range(LEVELS), 1, 0)
-    assert terrain.heights.shape == (13 * SAMPLES + 81, 10 * SAMPLES + 81)
+    assert terrain.ground.heights.shape == (13 * SAMPLES + 81, 10 * SAMPLES + 81)
     assert terrain.tiles.shape == (13, 10, 1, 2) and terrain.measures.shape == (13, 10, 1)
     # middles are a tile apart: levels along x, kinds along y, and the map's middle is the origin
     assert terrain.tiles[0, 1, 0] - terrain.tiles[0, 0, 0] == pytest.approx(torch.tensor([SIDE, 0.0]))
     assert terrain.tiles[1, 0, 0] - terrain.tiles[0, 0, 0] == pytest.approx(torch.tensor([0.0, SIDE]))
     assert terrain.tiles.mean((0, 1, 2)) == pytest.approx(torch.zeros(2), abs=1e-4)
-    assert terrain.origin == pytest.approx((-(SIDE * 10 / 2 + 2), -(SIDE * 13 / 2 + 2)))
+    assert terrain.ground.origin == pytest.approx((-(SIDE * 10 / 2 + 2), -(SIDE * 13 / 2 + 2)))
     # two metres of deep floor on every side
-    inside = torch.zeros_like(terrain.heights, dtype=torch.bool)
+    inside = torch.zeros_like(terrain.ground.heights, dtype=torch.bool)
     inside[40:-40, 40:-40] = True
-    assert (terrain.heights[~inside] == VOID).all()
+    assert (terrain.ground.heights[~inside] == VOID).all()
 
 
 @settings(max_examples=4, deadline=None)
@@ -63,22 +63,24 @@ def test_every_kind_and_level_fits_on_one_map():
 def test_the_same_seed_gives_the_same_map_and_another_another(seed):
     names = ["rough", "stepping_stones", "maze"]
     one, same, other = (make_map(names, [2, 7], 2, s) for s in (seed, seed, seed + 1))
-    assert torch.equal(one.heights, same.heights) and torch.equal(one.starts.xy, same.starts.xy)
+    assert torch.equal(one.ground.heights, same.ground.heights) and torch.equal(one.starts.xy, same.starts.xy)
     assert torch.equal(one.goals.xy, same.goals.xy) and torch.equal(one.measures, same.measures)
     for row in range(40, 40 + 3 * SAMPLES, SAMPLES):
         for column in range(40, 40 + 4 * SAMPLES, SAMPLES):
             tile = (slice(row, row + SAMPLES), slice(column, column + SAMPLES))
-            assert not torch.equal(one.heights[tile], other.heights[tile])
+            assert not torch.equal(one.ground.heights[tile], other.ground.heights[tile])
         # nor are two variants the same
-        assert not torch.equal(one.heights[row : row + SAMPLES, 40:200], one.heights[row : row + SAMPLES, 200:360])
+        assert not torch.equal(
+            one.ground.heights[row : row + SAMPLES, 40:200], one.ground.heights[row : row + SAMPLES, 200:360]
+        )
 
 
 def test_a_tile_does_not_depend_on_its_neighbours():
     alone = make_map(["contoured"], [4], 1, 9)
     among = make_map(["boxes", "contoured", "maze"], [1, 4], 2, 9)
     # kind 1 of 3, level 1 of 2, variant 0 of 2
-    tile = among.heights[40 + SAMPLES : 40 + 2 * SAMPLES, 40 + 2 * SAMPLES : 40 + 3 * SAMPLES]
-    assert torch.equal(alone.heights[40:-41, 40:-41], tile)
+    tile = among.ground.heights[40 + SAMPLES : 40 + 2 * SAMPLES, 40 + 2 * SAMPLES : 40 + 3 * SAMPLES]
+    assert torch.equal(alone.ground.heights[40:-41, 40:-41], tile)
 
 
 @pytest.fixture(scope="module")
@@ -90,23 +92,23 @@ def test_the_lookup_is_mujocos_height_field(terrain):
     """MuJoCo's own ray, at random points, at heights of the grid, and on the lines between triangles."""
     model, data = compiled(terrain)
     rng = np.random.default_rng(0)
-    half = -np.array(terrain.origin)
+    half = -np.array(terrain.ground.origin)
     points = rng.uniform(-half + 0.01, half - 0.01, (4000, 2))
     points[:500] = np.round(points[:500] / CELL) * CELL
     expected = np.array([ray(model, data, x, y) for x, y in points])
-    found = height_at(terrain, torch.from_numpy(points).reshape(1000, 4, 2))
+    found = height_at(terrain.ground, torch.from_numpy(points).reshape(1000, 4, 2))
     assert found.shape == (1000, 4)
     # MuJoCo keeps the heights as float32
     assert found.reshape(-1).numpy() == pytest.approx(expected, abs=1e-5)
     # in float32 positions err by half of 4e-6 m here, and walls rise 1.6 m in 0.05 m
-    single = height_at(terrain, torch.from_numpy(points).float().reshape(1000, 4, 2))
+    single = height_at(terrain.ground, torch.from_numpy(points).float().reshape(1000, 4, 2))
     assert single.dtype == torch.float32
     assert single.reshape(-1).numpy() == pytest.approx(expected, abs=1e-3)
 
 
 def test_beyond_the_map_the_deep_floor_goes_on(terrain):
     outside = torch.tensor([[[1000.0, 0.0], [0.0, -1000.0], [-1000.0, 1000.0]]])
-    assert (height_at(terrain, outside) == VOID).all()
+    assert (height_at(terrain.ground, outside) == VOID).all()
 
 
 def test_feet_meet_the_ground_that_the_lookup_gives():
@@ -118,7 +120,7 @@ def test_feet_meet_the_ground_that_the_lookup_gives():
         for x, y in ((1.9, 0.33), (-1.72, 0.41), (0.37, 2.21), (0.11, -1.97)):
             at = middle + torch.tensor([x, y])
             above = (0.02 - 0.001) * math.sqrt(1 + slope**2)
-            data.qpos[:3] = [*at.tolist(), float(height_at(terrain, at.view(1, 1, 2))) + above]
+            data.qpos[:3] = [*at.tolist(), float(height_at(terrain.ground, at.view(1, 1, 2))) + above]
             mujoco.mj_forward(model, data)
             assert data.ncon >= 1
             assert data.contact.dist.min() == pytest.approx(-0.001, abs=2e-5)
@@ -133,21 +135,21 @@ def test_a_foot_that_lands_at_three_metres_a_second_stays_on_its_tread(terrain, 
     model, data = compiled(terrain, "foot")
     step, middle = float(terrain.measures[3, 1, 0]), terrain.tiles[3, 1, 0].numpy()
     data.qpos[:2] = middle + np.random.default_rng(place).uniform([1.42, -1], [1.55, 1])
-    data.qpos[2] = float(height_at(terrain, torch.from_numpy(data.qpos[:2]).view(1, 1, 2))) + 0.02 + 3**2 / 2 / 9.81
+    data.qpos[2] = float(height_at(terrain.ground, torch.from_numpy(data.qpos[:2]).view(1, 1, 2))) + 0.02 + 3**2 / 2 / 9.81
     for _ in range(400):
         mujoco.mj_step(model, data)
     stands = data.qpos[2] - 0.02
     assert abs(step * np.arange(7) - stands).min() < 2e-3
-    assert stands == pytest.approx(float(height_at(terrain, torch.from_numpy(data.qpos[:2]).view(1, 1, 2))), abs=2e-3)
+    assert stands == pytest.approx(float(height_at(terrain.ground, torch.from_numpy(data.qpos[:2]).view(1, 1, 2))), abs=2e-3)
 
 
 def test_flat_ground_alone_is_a_plane_without_moats():
     terrain = make_map(["flat"], [0, 5], 1, 0)
     model, data = compiled(terrain)
-    assert terrain.flat and model.nhfield == 0 and model.geom("ground").type[0] == mujoco.mjtGeom.mjGEOM_PLANE
+    assert terrain.ground.flat and model.nhfield == 0 and model.geom("ground").type[0] == mujoco.mjtGeom.mjGEOM_PLANE
     assert ray(model, data, 100.0, -3.0) == pytest.approx(0)
-    assert (terrain.heights == 0).all()
-    assert not make_map(["flat", "rough"], [0], 1, 0).flat
+    assert (terrain.ground.heights == 0).all()
+    assert not make_map(["flat", "rough"], [0], 1, 0).ground.flat
 
 
 def test_the_ground_touches_only_what_is_named(terrain):
@@ -188,7 +190,7 @@ def test_pairs_lie_in_their_tile_on_level_ground_and_apart(terrain, seed, count)
     turn = torch.arange(16) * math.pi / 8
     feet = torch.stack([0.22 * turn.cos(), 0.22 * turn.sin()], 1)
     for places in (pairs.start, pairs.goal):
-        under = height_at(terrain, torch.cat([places[:, None], places[:, None] + feet], 1))
+        under = height_at(terrain.ground, torch.cat([places[:, None], places[:, None] + feet], 1))
         assert (under >= -1e-4).all() and ((under.amax(1) - under.amin(1)) < 1e-3).all()
     again = sample_pairs(terrain, count, torch.Generator().manual_seed(seed))
     assert torch.equal(pairs.start, again.start) and torch.equal(pairs.goal, again.goal)
@@ -207,8 +209,7 @@ def test_pairs_take_every_tile_as_often_and_spread_over_it(terrain):
     assert ((quarters - 50).abs() < 4 * math.sqrt(200 * 0.25 * 0.75)).all()
 
 
-def test_a_map_moves_to_another_device_whole(terrain):
-    moved = terrain.to("meta")
-    spots = (moved.starts.xy, moved.starts.first, moved.goals.xy, moved.goals.first)
-    assert all(tensor.device.type == "meta" for tensor in (moved.heights, moved.tiles, moved.measures, *spots))
-    assert moved.kinds == terrain.kinds and moved.origin == terrain.origin
+def test_ground_moves_to_another_device(terrain):
+    moved = terrain.ground.to("meta")
+    assert moved.heights.device.type == "meta" and moved.heights.shape == terrain.ground.heights.shape
+    assert moved.origin == terrain.ground.origin and moved.flat == terrain.ground.flat

@@ -18,7 +18,8 @@ from embodied.sim.fresh import FreshStarts
 from embodied.sim.robots.franka import FrankaOptions, franka
 from embodied.sim.robots.go1 import Go1Options, go1
 from embodied.sim.samplers.uniform import Uniform, UniformOptions
-from embodied.sim.tasks.traverse import Traverse, TraverseOptions, TraverseRewardOptions, heading, request
+from embodied.sim.tasks.traverse import Traverse, TraverseOptions, TraverseRewardOptions, request
+from embodied.sim.tasks.walker import WalkerBankOptions, heading
 from embodied.spec.errors import BadInput
 
 ROBOT = go1(Go1Options())
@@ -29,7 +30,7 @@ BORDER, SIDE = 2.0, 8.0  # of the map, of a tile [m]
 
 
 def make(**changes) -> Traverse:
-    options = {"terrain": KINDS, "levels": LEVELS, "bank_size": 20} | changes
+    options = {"terrain": KINDS, "levels": LEVELS, "bank": WalkerBankOptions(20)} | changes
     return Traverse(TraverseOptions(**options), ROBOT)
 
 
@@ -76,8 +77,8 @@ def look(task: Traverse, engine: CpuEngine, state: dict) -> tuple[dict, dict]:
 def platform(task: Traverse, kind: int, level: int) -> tuple[float, float]:
     """The middle of a tile whose platform is at height 0."""
     for x, y in task.map.tiles[kind, level].tolist():
-        row, column = (round((at - low) / 0.05) for at, low in ((y, task.map.origin[1]), (x, task.map.origin[0])))
-        if task.map.heights[row, column] == 0:
+        row, column = (round((at - low) / 0.05) for at, low in ((y, task.map.ground.origin[1]), (x, task.map.ground.origin[0])))
+        if task.map.ground.heights[row, column] == 0:
             return x, y
     raise AssertionError("no variant has its platform at 0")
 
@@ -255,7 +256,7 @@ def test_failure_is_to_fall_or_to_be_in_the_void(task):
 
 
 def test_progress_pays_by_the_metre_up_to_the_cap():
-    free = dict.fromkeys(("torque", "acceleration", "action_rate", "bounce", "roll", "tilt", "pose"), 0.0)
+    free = dict.fromkeys(("trot", "torque", "acceleration", "action_rate", "bounce", "roll", "tilt", "pose"), 0.0)
     task = make(reward=TraverseRewardOptions(progress=0.5, cap=0.8, **free))
     x, y = platform(task, 1, 0)
     engine, state = put(task, [[x, y, 0.29]] * 4, [yawed(1.0)] * 4, [[x, y + 2.5]] * 4)
@@ -271,8 +272,23 @@ def test_progress_pays_by_the_metre_up_to_the_cap():
     assert again.tolist() == pytest.approx([0.0] * 4, abs=1e-6)
 
 
+def test_a_trot_pays_by_its_weight():
+    free = dict.fromkeys(("torque", "acceleration", "action_rate", "bounce", "roll", "tilt", "pose"), 0.0)
+    task = make(reward=TraverseRewardOptions(trot=0.4, **free))
+    x, y = platform(task, 1, 0)
+    engine, state = put(task, [[x, y, 0.29]], [yawed(1.0)], [[x, y + 2.5]])
+    truth, _ = look(task, engine, state)
+    # a quarter of the period on, the first diagonal should be 8 cm up and the others down: two feet are off by all of it
+    state["time"] = torch.full_like(state["time"], 0.125)
+    low = float(truth["clearance"].abs().sum())
+    reward, _, _ = task.judge(truth, state)
+    assert reward.item() == pytest.approx(
+        0.4 * (1 - 0.16 / (2 * 0.08 * 2 / math.pi)), abs=0.4 * low / (2 * 0.08 * 2 / math.pi) + 1e-6
+    )
+
+
 def test_zero_actions_stand_and_fail_by_the_time_limit_alone():
-    task = make(terrain=["stairs", "stepping_stones"], levels=[2], episode_s=1.6)
+    task = make(terrain=["stairs", "stepping_stones"], levels=[2], episode_s=1.6, reward=TraverseRewardOptions(trot=0.0))
     env = FreshStarts(make_engine(task, 8), task, randomise=False)
     env.reset(0)
     for step in range(1, 81):
@@ -293,7 +309,7 @@ def test_the_goal_touches_nothing(task):
 
 
 def test_flat_ground_alone_and_one_tile_each_will_do():
-    task = make(terrain=["flat"], levels=[0], variants=1, bank_size=4)
+    task = make(terrain=["flat"], levels=[0], variants=1, bank=WalkerBankOptions(4))
     bank = task.make_bank(make_engine(task, 4))
     env = make_env(task, bank)
     obs = env.reset(0)
@@ -305,14 +321,14 @@ def test_flat_ground_alone_and_one_tile_each_will_do():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bank_size": 7}, "bank_size=7: expected at least 8"),
+        ({"bank": WalkerBankOptions(7)}, "bank.size=7: expected at least 8"),
         ({"reach": 0.0}, "reach=0.0"),
         ({"hold_steps": 0}, "hold_steps=0"),
         ({"episode_s": 0.5}, "episode_s=0.5"),
         ({"reward": TraverseRewardOptions(cap=0.0)}, "cap=0.0"),
         ({"terrain": ["stairz"]}, "did you mean 'stairs'"),
         ({"levels": [10]}, "0 to 9"),
-        ({"variants": 0, "bank_size": 1}, "variants"),
+        ({"variants": 0, "bank": WalkerBankOptions(1)}, "variants"),
     ],
 )
 def test_what_cannot_be_built_is_said(changes, said):

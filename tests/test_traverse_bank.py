@@ -6,7 +6,8 @@ import pytest
 import torch
 from test_traverse import BORDER, LEVELS, ROBOT, SIDE, make, make_engine, make_env
 
-from embodied.sim.tasks.traverse import Traverse, heading
+from embodied.sim.tasks.traverse import Traverse
+from embodied.sim.tasks.walker import heading
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def task() -> Traverse:
 
 def tiles(task: Traverse, xy: torch.Tensor) -> torch.Tensor:
     """Row and column of the tile of each place, by division: rows along y, columns along x."""
-    return torch.stack([(xy[:, axis] - task.map.origin[axis] - BORDER).div(SIDE).floor().long() for axis in (1, 0)], -1)
+    return torch.stack([(xy[:, axis] - task.map.ground.origin[axis] - BORDER).div(SIDE).floor().long() for axis in (1, 0)], -1)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,10 @@ def test_robots_start_on_their_feet_turned_anyhow(task, placed):
         assert (truth["joint_pos"] - torch.tensor(ROBOT.spec.home)).abs().max() < 0.0501
         turned = torch.atan2(*heading(truth["trunk_quat"]).flip(-1).T)
         assert turned.min() < -1.5 and turned.max() > 1.5
-        column, row = (((at - low) / 0.05).round().long() for at, low in zip(goal[:, :2].T, task.map.origin, strict=True))
-        assert torch.allclose(goal[:, 2], task.map.heights[row, column], atol=1e-4)  # level ground round goals
+        column, row = (
+            ((at - low) / 0.05).round().long() for at, low in zip(goal[:, :2].T, task.map.ground.origin, strict=True)
+        )
+        assert torch.allclose(goal[:, 2], task.map.ground.heights[row, column], atol=1e-4)  # level ground round goals
         assert not torch.equal(start, goal[:, :2])
 
 

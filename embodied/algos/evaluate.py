@@ -12,7 +12,9 @@ from embodied.spec.protocols import Policy, VecEnv
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of one episode in each of N worlds; masks bool [N], figures [N], invalid episodes included."""
+    """What came of one episode in each of N worlds; masks bool [N], figures [N], invalid episodes included. Errors are NaN in
+    episodes that say nothing of them.
+    """
 
     success: Tensor
     invalid: Tensor
@@ -21,10 +23,10 @@ class Evaluation:
     errors: dict[str, Tensor]
 
     def summary(self) -> dict[str, float | int]:
-        """Means over the valid episodes. Success terminates, so success at the end is success at any time."""
+        """Means over valid episodes that have the figure. Success terminates, so success at the end is success at any time."""
         valid = ~self.invalid
         count = int(valid.sum())
-        mean = {name: float(x[valid].double().mean()) if count else float("nan") for name, x in self.errors.items()}
+        mean = {name: float(x[valid].double().nanmean()) if count else float("nan") for name, x in self.errors.items()}
         successes = int((self.success & valid).sum())
         return {
             "episodes": count,

@@ -246,24 +246,26 @@ class PPO:
         return metrics
 
     def _half_mirrored(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with a random half of its transitions seen in the mirror.
+        """The batch with a random half of its transitions seen in the mirror; `own` are the other valid ones.
 
         An action in the mirror is taken to be as likely there as it was when it was taken: true of a policy that is symmetric,
-        which it becomes.
+        which it becomes. Until then its ratio there is not 1 whatever the update does, so that it says nothing of how far the
+        policy has moved.
         """
         if not self._mirror:
-            return batch
+            return batch | {"own": batch["valid"]}
         size = len(batch["valid"])
         flip = torch.rand(size, 1, generator=self.generator, device=self.device) < 0.5
         seen = {name: batch[name].index_select(1, index) * sign for name, (index, sign) in self._mirror.items()}
-        return batch | {name: torch.where(flip, x, batch[name]) for name, x in seen.items()}
+        own = batch["valid"] * ~flip[:, 0]
+        return batch | {name: torch.where(flip, x, batch[name]) for name, x in seen.items()} | {"own": own}
 
     def _learn(self, batch: dict[str, Tensor], index: Tensor, threads: int) -> dict[str, Tensor]:
         """One gradient step on the minibatch `index` of a batch; scalars by name."""
-        weight = batch["valid"].index_select(0, index).sum().clamp(min=1).reciprocal()
+        scale = {name: batch[name].index_select(0, index).sum().clamp(min=1).reciprocal() for name in ("valid", "own")}
         halves = self._policy_gradient, self._critic_gradient
         work = [(half, piece) for piece in pieces(index, threads, len(halves)) for half in halves]
-        done = each(lambda item: item[0](batch, item[1], weight), work, threads)
+        done = each(lambda item: item[0](batch, item[1], scale), work, threads)
         norms = []
         for half, parameters in enumerate(self._flat):
             gradient = torch.stack([gradient for gradient, _ in done[half :: len(halves)]]).sum(0)
@@ -278,11 +280,15 @@ class PPO:
             sums |= {name: sums.get(name, 0.0) + x.detach() for name, x in metrics.items()}
         return {**sums, "grad_norm": norms[0]}
 
-    def _policy_gradient(self, batch: dict[str, Tensor], piece: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """On the piece of a minibatch in which each valid transition has that weight; and metrics, as summands."""
+    def _policy_gradient(
+        self, batch: dict[str, Tensor], piece: Tensor, scale: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """On the piece of a minibatch in which the transitions that are `valid` or `own` have that weight; and metrics, as
+        summands.
+        """
         options = self.options
         part = {name: x.index_select(0, piece) for name, x in batch.items() if name not in ("critic", "target")}
-        weight = part["valid"] * weight
+        weight, own = (part[name] * scale[name] for name in ("valid", "own"))
         score = self.policy.evaluate(part, part)
         log_ratio = score.log_prob - part["log_prob"]
         loss = clipped_surrogate(log_ratio, part["advantage"], weight, options.clip)
@@ -292,16 +298,18 @@ class PPO:
             metrics = {
                 "policy_loss": loss,
                 "entropy": entropy,
-                "kl": approx_kl(log_ratio, weight),
+                "kl": approx_kl(log_ratio, own),
                 "clip_fraction": clip_fraction(log_ratio, weight, options.clip),
                 **{name: x * weight.sum() for name, x in score.extras.items()},
             }
         return torch.cat([x.flatten() for x in gradients]), metrics
 
-    def _critic_gradient(self, batch: dict[str, Tensor], piece: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _critic_gradient(
+        self, batch: dict[str, Tensor], piece: Tensor, scale: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """As `_policy_gradient`, of the critic."""
         part = {name: batch[name].index_select(0, piece) for name in ("critic", "target", "valid")}
-        loss = value_loss(self.critic.normalised_value(part), part["target"], part["valid"] * weight)
+        loss = value_loss(self.critic.normalised_value(part), part["target"], part["valid"] * scale["valid"])
         gradients = torch.autograd.grad(self.options.value_coef * loss, list(self.critic.parameters()))
         return torch.cat([x.flatten() for x in gradients]), {"value_loss": loss}
 

@@ -88,7 +88,7 @@ def run(invocation: Invocation) -> int:
             seconds["env"].append(time.perf_counter() - begin)
         trainer.obs = env.observation
         bare.set_state(start)
-        seconds["raw"].append(_replay(bare, recorder, task.substeps))
+        seconds["raw"].append(_replay(bare, recorder, task.spec.robot.substeps))
     rates = {name: num_worlds * steps / statistics.median(times) for name, times in seconds.items()}
     ratios = {
         name: statistics.median(raw / other for raw, other in zip(seconds["raw"], seconds[name], strict=True))

@@ -87,7 +87,7 @@ def make_trials(
                 result = evaluate(env, policy, seed + number, deterministic=False)
             success.append(result.success)
             valid.append(~result.invalid)
-        steps = len(filled) * task.max_episode_steps
+        steps = len(filled) * task.spec.max_steps
         return Trials(torch.cat(success)[: len(slots)], torch.cat(valid)[: len(slots)], steps)
 
     return evaluate_slots

@@ -38,7 +38,7 @@ def load_policy(invocation: Invocation, task: Any) -> GaussianPolicy:
     """The policy of the invocation's checkpoint."""
     assert invocation.checkpoint is not None
     content = checkpoint.load(invocation.checkpoint)
-    policy = make_policy(invocation.config, task.obs_sizes, task.action_size)
+    policy = make_policy(invocation.config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     return policy
 

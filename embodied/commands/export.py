@@ -62,7 +62,7 @@ def export(
     # few worlds need no GPU, and give the same cases wherever the policy was trained
     config = {**config, "device": "cpu", "sim": {**config["sim"], "engine": "cpu", "threads": 1}}
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.action_size)
+    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     env = make_fresh_env(config, task, WORLDS, say)
     trained_on = content["trainer"]["env"]["signature"]

@@ -146,7 +146,7 @@ def run(invocation: Invocation) -> int:
     fits = memory.fits(num_worlds, room)
     print(f"{_size(room)} available ({source}): {'fits' if fits else 'does not fit'}")
     if largest == 0:
-        print("no number of worlds fits: free memory, or lower task.bank.size or task.bank_size, algo.num_steps or episodes")
+        print("no number of worlds fits: free memory, or lower task.bank.size, algo.num_steps or episodes")
     else:
         power = 1 << (largest.bit_length() - 1)
         print(f"largest that fits with {HEADROOM:.0%} to spare: sim.num_worlds={largest} (power of two: {power})")

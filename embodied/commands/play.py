@@ -87,7 +87,7 @@ def _scene(model: mujoco.MjModel) -> tuple[list[str], list[Geom]]:
 def _play(
     env: FreshStarts, policy: Any, seed: int, episodes: int, recording: RerunRecording, frames: list[np.ndarray] | None
 ) -> int:
-    dt, now, successes = env.task.spec.robot.control_dt, 0.0, 0  # type: ignore[attr-defined]  # not every task has a spec
+    dt, now, successes = env.task.spec.robot.control_dt, 0.0, 0
     for episode in range(episodes):
         obs = env.reset(seed + episode)
         for _ in range(env.max_episode_steps):

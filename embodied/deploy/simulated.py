@@ -119,7 +119,7 @@ class SimulatedRobot:
     def follow(self, pos: Any, quat: Any) -> None:
         """Take a new target pose; it has its effect after the reality's delay."""
         self._target = torch.as_tensor(pos, dtype=torch.float32), torch.as_tensor(quat, dtype=torch.float32)
-        self._pending.append((self._steps + self.reality.delay * self.task.substeps, *self._target))
+        self._pending.append((self._steps + self.reality.delay * self.task.spec.robot.substeps, *self._target))
         self._readings = None
 
     def hold(self) -> None:
@@ -133,7 +133,7 @@ class SimulatedRobot:
         self.engine.step(1)
         self._steps += 1
         self._readings = self._looked = None
-        if self._steps % self.task.substeps == 0:
+        if self._steps % self.task.spec.robot.substeps == 0:
             self._success |= bool(self.task.judge(self._look()[0], self._state)[1])
         health = int(self.engine.health()[0])
         return describe_health(health) if health else ""

@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.sim.engines import describe_health
 from embodied.sim.resets import ResetBank
 from embodied.spec.errors import BadInput
+from embodied.spec.policy import PolicySpec
 from embodied.spec.protocols import Engine, Obs, Sampler, ScoringSampler, Symmetry
 
 
@@ -18,12 +19,11 @@ class Task(Protocol):
     """What a task must offer to be a learning problem; `state` and `readings` are dicts of tensors [N, ...]."""
 
     name: str
-    substeps: int
-    max_episode_steps: int
+    spec: PolicySpec
+    """What its policy sees and commands, how often, and for how long at most."""
     training_steps: int
     """An episode of training is cut there: worlds that go on for long see too few beginnings."""
     bank_size: int
-    action_size: int
     rest_action: float
     """In all its components, of an action that leaves things as they are: where a policy's mean begins."""
     obs_sizes: dict[str, int]
@@ -112,8 +112,8 @@ class WorldsEnv:
         bank.check(engine.signature)
         self.engine, self.task, self.sampler, self.bank = engine, task, sampler, bank
         self.num_worlds, self.device = engine.num_worlds, engine.device
-        self.action_size, self.obs_sizes = task.action_size, task.obs_sizes
-        self.max_episode_steps = max_steps or task.max_episode_steps
+        self.action_size, self.obs_sizes = task.spec.action.size, task.obs_sizes
+        self.max_episode_steps = max_steps or task.spec.max_steps
         self.mirror = task.mirror
         self._randomise, self._stagger, self._warn = randomise, stagger, warn
         self._rows = bank.rows.to(engine.device)
@@ -162,7 +162,7 @@ class WorldsEnv:
         bad_action = ~torch.isfinite(action).all(-1)
         task.command(engine, torch.where(bad_action[:, None], 0.0, action), self._state, self._seen)
         task.disturb(engine, self._state, self._generator)
-        engine.step(task.substeps)
+        engine.step(task.spec.robot.substeps)
         self._steps = self._steps + 1
         self._mark_time()
         truth, seen = task.look(engine, self._state, self._generator)

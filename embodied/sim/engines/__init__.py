@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
@@ -17,8 +18,12 @@ def describe_health(bits: int) -> str:
     return " + ".join(name for name, bit in HEALTH_BITS.items() if bits & bit) or "healthy"
 
 
-def model_signature(engine: str, version: str, model: mujoco.MjModel) -> str:
-    """Engine, its version and a hash of the compiled model: equal signatures mean interchangeable state rows."""
+def model_signature(engine: str, version: str, model: mujoco.MjModel, parameters: Sequence[str]) -> str:
+    """Engine, its version, and a hash of the compiled model and of what may differ between worlds: equal signatures mean
+    interchangeable state rows.
+    """
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
-    return f"{engine}-{version}-{hashlib.sha256(buffer.tobytes()).hexdigest()[:16]}"
+    content = hashlib.sha256(buffer.tobytes())
+    content.update(",".join(parameters).encode())
+    return f"{engine}-{version}-{content.hexdigest()[:16]}"

@@ -40,7 +40,7 @@ class CpuEngine:
         self.model = model
         self.num_worlds = num_worlds
         self.timestep = float(model.opt.timestep)
-        self.signature = model_signature("cpu", mujoco.__version__, model)
+        self.signature = model_signature("cpu", mujoco.__version__, model, parameters)
         self._batch = Batch(model, num_worlds, threads or (os.cpu_count() or 1))
         self._parameters = {name: self._batch.expand(name) for name in parameters}
         self._constant_inputs = bool(set(parameters) & set(mujoco.MjModel._setconst_inputs))

@@ -72,7 +72,7 @@ class WarpEngine:
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_NATIVECCD)
         self.num_worlds = num_worlds
         self.timestep = float(model.opt.timestep)
-        self.signature = model_signature("warp", mujoco_warp.__version__, self.model)
+        self.signature = model_signature("warp", mujoco_warp.__version__, self.model, parameters)
         self._has_constants = bool(set(parameters) & set(mujoco.MjModel._setconst_inputs))
         varied = dict.fromkeys((*parameters, *(_CONSTANTS if self._has_constants else ())), num_worlds)
         with warp.ScopedDevice(self._on):

@@ -80,11 +80,9 @@ class Assembly:
         self.part = PARTS[options.part]
         self.spec = policy_spec(arm, options)
         _, self.success = of_arm(self.spec)
-        self.substeps = arm.spec.substeps
         self.failure_cost = options.reward.failure
-        self.max_episode_steps = self.training_steps = self.spec.max_steps
+        self.training_steps = self.spec.max_steps
         self.bank_size = options.bank.size
-        self.action_size = self.spec.action.size
         self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + CRITIC_EXTRA}
         self.model = build_cell(arm, self.part, options.clearance).compile()
         self.sensors = {

@@ -16,7 +16,7 @@ from embodied.sim.tasks.assembly_options import AssemblyOptions
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT
 from embodied.sim.tasks.parts.part import Draw, Part, Place
 from embodied.spec.observe import turn_about_z
-from embodied.spec.policy import SuccessSpec
+from embodied.spec.policy import PolicySpec, SuccessSpec
 from embodied.spec.protocols import Engine
 from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate, rotate_inverse, rotvec_to_quat
 
@@ -32,9 +32,9 @@ class Insertion(Protocol):
     arm: Arm
     part: Part
     options: AssemblyOptions
+    spec: PolicySpec
     success: SuccessSpec
     sensors: dict[str, slice]
-    substeps: int
     tag_names: tuple[str, ...]
 
     def controls(self, pos: Tensor, quat: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def settle(task: Insertion, engine: Engine, poses: dict[str, Tensor]) -> tuple[T
     engine.write("mocap_quat", padded(yaw_quat)[:, None], mask)
     engine.write("ctrl", padded(task.controls(tool_pos, tool_quat)), mask)
     engine.forward(mask)
-    engine.step(task.substeps * SETTLE_STEPS)
+    engine.step(task.spec.robot.substeps * SETTLE_STEPS)
     data = engine.read("sensordata")[:count].double().cpu()
     at = {name: data[:, where] for name, where in task.sensors.items()}
     turned = quat_to_rotvec(quat_multiply(at["tcp_quat"], tool_quat * torch.tensor([1.0, -1, -1, -1])))

@@ -31,6 +31,7 @@ NOISE = {"body_pos": 0.001, "body_quat": 0.0005, "body_linvel": 0.002, "gyro": 0
 """Sigma of what the policy is told: m, half a radian for a quaternion's component, m/s, rad/s."""
 FORCE, TORQUE = 1 / 20, 1 / 10000
 """Sigma of an episode's constant disturbance: shares of the weight [N], and of it in N m."""
+CLOSE = 0.1  # scale of the part of the reward that pulls near the goal [m]
 
 
 @dataclass
@@ -48,7 +49,7 @@ class FlightRewardOptions:
 
     alive: float = 2.0
     position: float = 2.5  # by m^2
-    near: float = 3.0  # times exp(-d / 0.1 m), d the distance from the goal
+    near: float = 3.0  # times exp(-d / CLOSE), d the distance from the goal
     tilt: float = 2.5  # by 1 - q_w^2
     velocity: float = 0.005  # by (m/s)^2
     action: float = 0.005  # by the squared distance from hovering
@@ -144,12 +145,9 @@ class Flight:
         self.name, self.options, self.craft = name, options, craft
         self.spec = policy_spec(name, craft, options)
         self.path = options if isinstance(options, TrackOptions) else None
-        self.substeps = craft.spec.substeps
         self.failure_cost = 0.0  # leaving the box ends what an episode earns: cost enough
-        self.max_episode_steps = self.spec.max_steps
         self.training_steps = round(options.training_s / craft.spec.control_dt)
         self.bank_size = options.bank.size
-        self.action_size = self.spec.action.size
         self.delayed = craft.spec.delay > 0
         self.model = build_rotorcraft(craft).compile()
         privileged = 3 + 9 + 6 + 4 + 4 + 6 + (6 if self.path else 0)
@@ -162,7 +160,7 @@ class Flight:
             self.fields = ("qpos", "qvel")
         weights = options.reward
         self._costs = torch.tensor(
-            [weights.position] * 3 + [-weights.tilt] + [weights.velocity] * 3 + [weights.action] * self.action_size
+            [weights.position] * 3 + [-weights.tilt] + [weights.velocity] * 3 + [weights.action] * self.spec.action.size
         )
         body = self.model.body(craft.spec.body).id
         knobs = {
@@ -291,16 +289,16 @@ class Flight:
         terms = torch.cat(
             [offset, truth["body_quat"][:, :1], truth["body_linvel"], state["last_action"] - self.rest_action], -1
         )
-        near = weights.near * (-10.0 * distance).exp()
+        near = weights.near * (-distance / CLOSE).exp()
         reward = weights.alive + near - weights.tilt - terms.square() @ self._costs.to(offset.device)
         return reward * ~failure, success, failure
 
     def mean_error(self, state: dict[str, Tensor]) -> Tensor:
-        """Mean distance from the goal [N] m so far in the last half of the episode."""
-        return state["error_sum"] / state["error_count"].clamp(min=1.0)
+        """Mean distance from the goal [N] m so far in the last half of the episode; NaN before it."""
+        return state["error_sum"] / state["error_count"]
 
     def errors(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Mean distance from the goal so far in the last half of the episode, [N] m."""
+        """Mean distance from the goal so far in the last half of the episode, [N] m; NaN for who did not get there."""
         return {"position_m": self.mean_error(state)}
 
     # -- where episodes start ----------------------------------------------------------------------------------------
@@ -345,7 +343,8 @@ class Flight:
         engine.write("qpos", torch.cat([0.2 * moving * signed[:, :3], quat], -1).to(engine.device))
         engine.write("qvel", (moving * signed[:, 3:]).to(engine.device))
         if self.delayed:
-            thrust = torch.full((count, self.action_size), self.weight / self.action_size, dtype=torch.float64)
+            rotors = self.spec.action.size
+            thrust = torch.full((count, rotors), self.weight / rotors, dtype=torch.float64)
             engine.write("act", thrust.to(engine.device))
         return engine.get_state().cpu(), angle
 

@@ -1,4 +1,4 @@
-"""Walk where a velocity command says: ahead, sideways, turning, or stand."""
+"""Walk where a velocity command says: ahead, sideways, turning, or stand; on a plane or on rough ground."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from embodied.sim.robots import check_kind
 from embodied.sim.robots.legged import Legged
 from embodied.sim.tasks import symmetry
 from embodied.sim.tasks.checks import check_episode, check_options
-from embodied.sim.tasks.terrains import make_map
-from embodied.sim.tasks.walker import TOUCH, Walker, WalkerRandomiseOptions, check_randomise, joint_targets, proprioception
+from embodied.sim.tasks.terrains import plane, rough_ground
+from embodied.sim.tasks.walker import (
+    TOUCH,
+    Walker,
+    WalkerBankOptions,
+    WalkerRandomiseOptions,
+    check_randomise,
+    joint_targets,
+    proprioception,
+)
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import observe, start_memory
 from embodied.spec.policy import PolicySpec, Term
@@ -23,6 +31,8 @@ from embodied.spec.registry import register
 
 SMOOTH_S = 0.25  # time constant over which the velocity is smoothed that is rewarded: half a trot's period [s]
 BANK_SEED = 20261130  # every run of the same task starts from the same bank
+GROUND_SEED, START = 0, 1.0
+"""Of rough ground; episodes begin so near its middle along x and y [m]."""
 VERSION = 1  # of the distribution of starts: part of a bank's content hash
 
 FIGURES = ("velocity_error_m_s", "turn_error_rad_s", "feet_in_air", "action_rate", "power_w", "airborne_s", "landings")
@@ -66,7 +76,8 @@ class LocomotionOptions:
 
     episode_s: float = 10.0
     near: float = 0.15  # mean error of the velocity over an episode that counts as success [m/s]
-    bank_size: int = 1024
+    bank: WalkerBankOptions = field(default_factory=lambda: WalkerBankOptions(1024))
+    rough: float = 0.0  # highest bump of the ground [m]; 0 is flat
     command: CommandOptions = field(default_factory=CommandOptions)
     randomise: WalkerRandomiseOptions = field(default_factory=WalkerRandomiseOptions)
     reward: LocomotionRewardOptions = field(default_factory=LocomotionRewardOptions)
@@ -84,12 +95,20 @@ def check(options: LocomotionOptions) -> None:
         options,
         (
             ("near", options.near > 0, "more than 0 m/s"),
-            ("bank_size", options.bank_size >= 1, "at least 1"),
+            ("bank.size", options.bank.size >= 1, "at least 1"),
+            ("rough", 0 <= options.rough <= 0.3, "0 (flat) to 0.3 m"),
         ),
     )
     if min(asked.ahead, asked.sideways, asked.turn) < 0 or not 0 <= asked.stand <= 1 or asked.change_s <= 0:
         raise BadInput(f"task.command={asdict(asked)}: expected speeds of 0 or more, a share, and a positive time")
+    if options.rough and (side := ground_side(options)) > 100:
+        raise BadInput(f"task.rough on {side:.0f} m x {side:.0f} m of ground: shorten task.episode_s, or walk more slowly")
     check_randomise(options.randomise)
+
+
+def ground_side(options: LocomotionOptions) -> float:
+    """Side of the square of rough ground that no episode leaves [m]."""
+    return 2.0 * (START + 1.0 + 1.2 * options.episode_s * math.hypot(options.command.ahead, options.command.sideways))
 
 
 def policy_spec(legged: Legged, options: LocomotionOptions) -> PolicySpec:
@@ -126,19 +145,16 @@ class Locomotion:
         check_kind(self.name, legged, Legged, "go1")
         self.options, self.legged = options, legged
         self.spec = policy_spec(legged, options)
-        self.walker = Walker(legged, make_map(("flat",), (0,), 1, 0), options.randomise)
+        ground = rough_ground(options.rough, ground_side(options), GROUND_SEED) if options.rough else plane()
+        self.walker = Walker(legged, ground, options.randomise)
         self.model = self.walker.model
-        self.substeps = legged.spec.substeps
         self.failure_cost = options.reward.fall
-        self.max_episode_steps = self.training_steps = self.spec.max_steps
-        self.bank_size = options.bank_size
-        self.action_size = self.spec.action.size
-        self.obs_sizes = {"policy": self.spec.obs_size, "critic": self.spec.obs_size + 3 + 3 + 1 + 4 + 4 + 6}
-        feet = symmetry.limbs(legged), [1.0] * len(legged.limbs)
-        physics = list(range(6)), [1.0] * 5 + [-1.0]
+        self.training_steps = self.spec.max_steps
+        self.bank_size = options.bank.size
         pace = [0, 1, 2], [1.0, -1.0, -1.0]
-        privileged = (symmetry.ARROW, pace, ([0], [1.0]), feet, feet, physics)
-        self.mirror = symmetry.mirror(legged, self.spec, pace, privileged)
+        feet = symmetry.limbs(legged), [1.0] * len(legged.limbs)
+        self.mirror = symmetry.mirror(legged, self.spec, pace, (*self.walker.mirror, pace, feet))
+        self.obs_sizes = {group: len(self.mirror[group][0]) for group in ("policy", "critic")}
 
     def randomise(self, engine: Engine, mask: Tensor, generator: torch.Generator, on: bool) -> dict[str, Tensor]:
         """See `Walker.randomise`."""
@@ -181,17 +197,8 @@ class Locomotion:
         return truth, self.walker.noisy(truth, generator)
 
     def observe(self, truth: dict[str, Tensor], seen: dict[str, Tensor], state: dict[str, Tensor]) -> Obs:
-        """Observation groups; the critic also has the velocity, the height, the feet and the physics drawn."""
-        drawn = ("friction", "mass", "gains", "delay")
-        privileged = [
-            truth["velocity"],
-            state["smooth"],
-            truth["height"][:, None] / 0.3,
-            truth["clearance"].clamp(-0.1, 0.3) / 0.1,
-            state["air_s"].clamp(max=1.0) / 0.5,
-            torch.stack([state[f"factor/{name}"] for name in drawn], -1),
-            torch.stack([state["factor/centre_x"], state["factor/centre_y"]], -1) / 0.03,
-        ]
+        """Observation groups; the critic also has `Walker.privileged`, the smoothed velocity and the feet's time in the air."""
+        privileged = [*self.walker.privileged(truth, state), state["smooth"], state["air_s"].clamp(max=1.0) / 0.5]
         critic = torch.cat([observe(self.spec, truth, state), *privileged], -1)
         return {"policy": observe(self.spec, seen, state), "critic": critic}
 
@@ -241,7 +248,7 @@ class Locomotion:
 
     def bank_hash(self, signature: str) -> str:
         """The content hash of this task's bank on the engine of that signature."""
-        return content_hash({"version": VERSION, "signature": signature, "size": self.options.bank_size})
+        return content_hash({"version": VERSION, "signature": signature, "size": self.bank_size, "rough": self.options.rough})
 
     def make_bank(self, engine: Engine) -> ResetBank:
         """The training bank."""
@@ -254,15 +261,12 @@ class Locomotion:
     def fresh_starts(self, engine: Engine, generator: torch.Generator) -> Tensor:
         """Rows [N, S]: near the rest pose, just above the ground, in any direction, moving a little."""
         count, robot = engine.num_worlds, self.legged.spec
-        signed = 2.0 * torch.rand(count, len(robot.joints) + 7, generator=generator, dtype=torch.float64) - 1.0
+        signed = 2.0 * torch.rand(count, len(robot.joints) + 9, generator=generator, dtype=torch.float64) - 1.0
         half = math.pi / 2 * signed[:, 0]
         flat = torch.zeros(count, 2, dtype=torch.float64)
         quat = torch.cat([half.cos()[:, None], flat, half.sin()[:, None]], -1)
-        height = torch.full((count, 1), robot.height + 0.02, dtype=torch.float64)
-        joints = torch.tensor(robot.home, dtype=torch.float64) + 0.1 * signed[:, 7:]
-        velocity = torch.cat([0.3 * signed[:, 1:7], torch.zeros(count, len(robot.joints), dtype=torch.float64)], -1)
-        engine.set_state(engine.default_row.expand(count, -1))
-        engine.write("qpos", torch.cat([flat, height, quat, joints], -1).to(engine.device))
+        joints = torch.tensor(robot.home, dtype=torch.float64) + 0.1 * signed[:, 9:]
+        velocity = torch.cat([0.3 * signed[:, 3:9], torch.zeros(count, len(robot.joints), dtype=torch.float64)], -1)
+        self.walker.place(engine, START * signed[:, 1:3], quat, joints, 0.02)
         engine.write("qvel", velocity.to(engine.device))
-        engine.write("ctrl", joints.to(engine.device))
         return engine.get_state()

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from embodied.sim.robots.legged import CONTACT, Legged, build_legged
+from embodied.sim.tasks import symmetry
 from embodied.sim.tasks.checks import check_range
 from embodied.sim.tasks.physics import noisy, put
-from embodied.sim.tasks.terrains import GROUND, TerrainMap, add_to, height_at
+from embodied.sim.tasks.terrains import GROUND, Ground, add_to, height_at
 from embodied.spec.errors import BadInput
 from embodied.spec.observe import command
 from embodied.spec.policy import JointTargets, PolicySpec, Term
@@ -29,6 +30,13 @@ TOUCH = 0.005  # of a sole above the ground, below which it counts as touching [
 
 
 @dataclass
+class WalkerBankOptions:
+    """Where episodes start in training."""
+
+    size: int  # configurations
+
+
+@dataclass
 class WalkerRandomiseOptions:
     """Ranges of physics drawn anew from nominal at every training reset; evaluation is nominal."""
 
@@ -36,6 +44,7 @@ class WalkerRandomiseOptions:
     mass: list[float] = field(default_factory=lambda: [-0.5, 1.5])  # added to the trunk [kg]
     centre: list[float] = field(default_factory=lambda: [-0.03, 0.03])  # of the trunk's mass, moved along x and y [m]
     gains: list[float] = field(default_factory=lambda: [0.9, 1.1])  # factor of stiffness and damping
+    strength: list[float] = field(default_factory=lambda: [0.9, 1.1])  # factor of the motors' greatest torques
     delay: float = 0.5  # share of worlds whose commands act one control step late
     push: float = 0.5  # change of velocity by a push [m/s], at most, in any direction of the ground
     push_s: float = 4.0  # mean time between pushes [s]
@@ -47,7 +56,7 @@ def check_randomise(ranges: WalkerRandomiseOptions) -> None:
     Raises:
         BadInput: see there.
     """
-    for name, lowest in {"friction": 0.0, "gains": 0.0, "mass": -3.0, "centre": -0.2}.items():
+    for name, lowest in {"friction": 0.0, "gains": 0.0, "strength": 0.0, "mass": -3.0, "centre": -0.2}.items():
         check_range(f"randomise.{name}", getattr(ranges, name), lowest)
     if not 0 <= ranges.delay <= 1 or ranges.push < 0 or ranges.push_s <= 0:
         raise BadInput(
@@ -74,15 +83,23 @@ def joint_targets(legged: Legged) -> JointTargets:
 
 
 class Walker:
-    """N robots on one map. Tensors of a state are by world; `readings` are as in `embodied.spec.observe`."""
+    """N robots on one ground. Tensors of a state are by world; `readings` are as in `embodied.spec.observe`."""
 
-    parameters = ("pair_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
+    parameters = (
+        "pair_friction",
+        "body_mass",
+        "body_ipos",
+        "actuator_gainprm",
+        "actuator_biasprm",
+        "actuator_forcerange",
+    )
     fields = ("qpos", "qvel", "site_xpos", "actuator_force")
+    DRAWN = ("delay", "friction", "mass", "gains", "strength", "centre_x", "centre_y")
 
     def __init__(
         self,
         legged: Legged,
-        ground: TerrainMap,
+        ground: Ground,
         ranges: WalkerRandomiseOptions,
         furnish: Callable[[mujoco.MjSpec], None] = lambda spec: None,
     ) -> None:
@@ -112,18 +129,19 @@ class Walker:
         """Draw the physics of the worlds of `mask` from nominal (`on` false: set nominal) and commit it.
 
         Returns:
-            friction, gains (factors), mass [kg], centre_x, centre_y [m], delay (0 or 1), restless (1: pushed about), each [N].
+            friction, gains, strength (factors), mass [kg], centre_x, centre_y [m], delay (0 or 1), restless (1: pushed about),
+            each [N].
         """
-        uniform = torch.rand(engine.num_worlds, 6, generator=generator, device=engine.device)
-        names = {"friction": "friction", "mass": "mass", "centre_x": "centre", "centre_y": "centre", "gains": "gains"}
-        factors = {}
-        for column, (name, key) in enumerate(names.items()):
-            low, high = getattr(self.ranges, key)
+        uniform = torch.rand(engine.num_worlds, len(self.DRAWN), generator=generator, device=engine.device)
+        factors = {"delay": (uniform[:, 0] < self.ranges.delay).float()}
+        for column, name in enumerate(self.DRAWN[1:], 1):
+            low, high = getattr(self.ranges, name.removesuffix("_x").removesuffix("_y"))
             factors[name] = low + (high - low) * uniform[:, column]
-        factors["delay"] = (uniform[:, 5] < self.ranges.delay).float()
         factors["restless"] = torch.ones_like(factors["delay"])
         if not on:
-            factors = {name: torch.full_like(x, float(name in ("friction", "gains"))) for name, x in factors.items()}
+            factors = {
+                name: torch.full_like(x, float(name in ("friction", "gains", "strength"))) for name, x in factors.items()
+            }
         self.set_physics(engine, mask, factors)
         return factors
 
@@ -140,6 +158,7 @@ class Walker:
             ("body_ipos", (trunk, slice(0, 2)), nominal["body_ipos"][trunk, :2] + moved),
             ("actuator_gainprm", (every, 0), nominal["actuator_gainprm"][:, 0] * gains),
             ("actuator_biasprm", (every, slice(1, 3)), nominal["actuator_biasprm"][:, 1:3] * gains[..., None]),
+            ("actuator_forcerange", (every,), nominal["actuator_forcerange"] * wanted["strength"][:, None, None]),
         )
         for name, where, values in changes:
             put(engine, name, where, values, mask)
@@ -172,6 +191,30 @@ class Walker:
         wrench[:, self._trunk, :2] = force * struck[:, None]
         engine.write("xfrc_applied", wrench)
 
+    def place(self, engine: Engine, xy: Tensor, quat: Tensor, joints: Tensor, above: float) -> None:
+        """Put a robot at rest into every world, at its standing height and `above` [m] over the highest ground under it.
+
+        Args:
+            engine: all its worlds are set.
+            xy: of the trunk [N, 2] m, float64 on the CPU, as are the others.
+            quat: of the trunk [N, 4], upright.
+            joints: positions [N, J] rad, which are also their targets.
+            above: in addition to what lies under trunk and feet in the rest pose.
+        """
+        height = self._highest(xy, heading(quat)) + self.robot.height + above
+        engine.set_state(engine.default_row.expand(engine.num_worlds, -1))
+        engine.write("qpos", torch.cat([xy, height[:, None], quat, joints], -1).to(engine.device))
+        engine.write("ctrl", joints.to(engine.device))
+
+    def _highest(self, xy: Tensor, ahead: Tensor) -> Tensor:
+        """Height of the highest ground under the trunk and the feet of robots in the rest pose [N] m."""
+        data = mujoco.MjData(self.model)
+        mujoco.mj_kinematics(self.model, data)
+        feet = [data.site(name).xpos[:2] - data.body(self.robot.trunk).xpos[:2] for name in self.robot.feet]
+        places = torch.tensor([[0.0, 0.0], *(foot.tolist() for foot in feet)], dtype=xy.dtype)
+        left = torch.stack([-ahead[:, 1], ahead[:, 0]], -1)
+        return height_at(self.ground.to(xy.device), xy[:, None] + places @ torch.stack([ahead, left], 1)).amax(-1)
+
     # -- what is seen ------------------------------------------------------------------------------------------------
 
     def truth(self, engine: Engine) -> dict[str, Tensor]:
@@ -196,6 +239,24 @@ class Walker:
             "torques": engine.read("actuator_force"),
         }
 
+    def privileged(self, truth: dict[str, Tensor], state: dict[str, Tensor]) -> list[Tensor]:
+        """What a critic also sees: velocity, height, feet, and the physics drawn; mirrored by `mirror`."""
+        drawn = torch.stack([state[f"factor/{name}"] for name in self.DRAWN], -1)
+        return [
+            truth["velocity"],
+            truth["height"][:, None] / 0.3,
+            truth["clearance"].clamp(-0.1, 0.3) / 0.1,
+            drawn[:, :-2],
+            drawn[:, -2:] / 0.03,
+        ]
+
+    @property
+    def mirror(self) -> list[symmetry.Mirrored]:
+        """Of `privileged`."""
+        count = len(self.DRAWN)
+        feet = symmetry.limbs(self.legged), [1.0] * len(self.legged.limbs)
+        return [symmetry.ARROW, ([0], [1.0]), feet, (list(range(count)), [1.0] * (count - 1) + [-1.0])]
+
     def noisy(self, truth: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """The readings as the policy gets them."""
         seen = noisy(truth, NOISE, generator)
@@ -212,6 +273,7 @@ class Walker:
 
     def start(self, truth: dict[str, Tensor]) -> dict[str, Tensor]:
         """The gait's memory at an episode's beginning."""
+        self.ground = self.ground.to(truth["height"].device)
         count, device = len(truth["height"]), truth["height"].device
         return {
             "air_s": torch.zeros(count, len(self._feet), device=device),
@@ -260,3 +322,10 @@ class Walker:
             "tilt": 4.0 * (quat[:, 1].square() + quat[:, 2].square()),
             "pose": (truth["joint_pos"] - truth["joint_pos"].new_tensor(self.robot.home)).square().sum(-1),
         }
+
+
+def heading(quat: Tensor) -> Tensor:
+    """Where the x axis of orientations [N, 4] points over ground: [N, 2], of unit length."""
+    w, x, y, z = quat.unbind(-1)
+    ahead = torch.stack([1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z)], -1)
+    return ahead / ahead.norm(dim=-1, keepdim=True).clamp(min=1e-6)

@@ -76,11 +76,15 @@ def stairs_down(share: float, rng: np.random.Generator) -> Tile:
 def rough(share: float, rng: np.random.Generator) -> Tile:
     """Independent heights every 0.2 m, joined by straight lines."""
     height = ramp(share, 0.02, 0.15)
-    coarse = rng.uniform(0, height, (SAMPLES // _LATTICE + 1,) * 2)
-    at, knots = np.arange(SAMPLES) / _LATTICE, np.arange(SAMPLES // _LATTICE + 1)
+    return crossing(np.where(OBSTACLE, lattice(height, SAMPLES, rng), height / 2), height)
+
+
+def lattice(height: float, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Heights [samples, samples] of rough ground, from 0 to `height`."""
+    coarse = rng.uniform(0, height, (samples // _LATTICE + 1,) * 2)
+    at, knots = np.arange(samples) / _LATTICE, np.arange(samples // _LATTICE + 1)
     along = np.stack([np.interp(at, knots, row) for row in coarse])
-    ground = np.stack([np.interp(at, knots, column) for column in along.T], 1)
-    return crossing(np.where(OBSTACLE, ground, height / 2), height)
+    return np.stack([np.interp(at, knots, column) for column in along.T], 1)
 
 
 def boxes(share: float, rng: np.random.Generator) -> Tile:

@@ -1,23 +1,21 @@
-"""All tiles of a task on one map, which is one height field of one MuJoCo model: worlds differ only in where they stand."""
+"""All tiles of a task on one map, which is one ground."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import mujoco
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.sim.tasks.terrains.ground import Ground
 from embodied.sim.tasks.terrains.kinds import KINDS, LEVELS, make_tile
 from embodied.sim.tasks.terrains.tile import CELL, SAMPLES, SIDE, VOID
 from embodied.spec.errors import BadInput, nearest
 
-GROUND = "ground"
 BORDER = 40
 """Cells of floor at `VOID` round all tiles."""
-_BASE = 0.5  # thickness below the lowest height [m]: MuJoCo's height fields are solids
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +30,8 @@ class Spots:
 class TerrainMap:
     """Tiles of `kinds` x `levels` x `variants` side by side, and the deep border round them.
 
-    heights: float32 [H, W] in metres, rows along y, columns along x, `cell` [m] apart; the first is at `origin` (x, y) [m].
-        The world's origin is the middle of the map. Ground to walk on is at 0 m or above, all else at `VOID`.
+    ground: its middle is the world's origin. What can be walked on is at 0 m or above, all else at `VOID`. A map of flat
+        tiles alone is level throughout, without border or moats.
     tiles: float32 [kinds, levels, variants, 2], the middle of each tile [m].
     measures: float32 [kinds, levels, variants], how hard each tile is, as `KINDS[kind].measure` says.
     starts, goals: where a robot can start, and be sent to. Tile t = (kind * levels + level) * variants + variant, by index.
@@ -42,24 +40,11 @@ class TerrainMap:
     kinds: tuple[str, ...]
     levels: tuple[int, ...]
     variants: int
-    heights: Tensor
-    cell: float
-    origin: tuple[float, float]
+    ground: Ground
     tiles: Tensor
     measures: Tensor
     starts: Spots
     goals: Spots
-
-    @property
-    def flat(self) -> bool:
-        """Whether the map is level throughout, without border or moats."""
-        return self.kinds == ("flat",)
-
-    def to(self, device: torch.device | str) -> TerrainMap:
-        """The same map, its tensors on `device`."""
-        starts, goals = (Spots(spots.xy.to(device), spots.first.to(device)) for spots in (self.starts, self.goals))
-        moved = {name: getattr(self, name).to(device) for name in ("heights", "tiles", "measures")}
-        return replace(self, **moved, starts=starts, goals=goals)
 
 
 def make_map(kinds: Sequence[str], levels: Sequence[int], variants: int, seed: int) -> TerrainMap:
@@ -82,15 +67,14 @@ def make_map(kinds: Sequence[str], levels: Sequence[int], variants: int, seed: i
             heights[corner[1] : corner[1] + SAMPLES, corner[0] : corner[0] + SAMPLES] = tile.heights
             tiles.append(tile)
             middles.append(origin + CELL * (corner + SAMPLES // 2))
-    if tuple(kinds) == ("flat",):
+    flat = tuple(kinds) == ("flat",)
+    if flat:
         heights[:] = 0
     return TerrainMap(
         tuple(kinds),
         tuple(levels),
         variants,
-        torch.from_numpy(heights),
-        CELL,
-        origin,
+        Ground(torch.from_numpy(heights), origin, flat),
         torch.tensor(np.array(middles), dtype=torch.float32).reshape(*shape[:1], len(levels), variants, 2),
         torch.tensor([tile.measure for tile in tiles]).reshape(len(kinds), len(levels), variants),
         _spots([(tile.start, middle) for tile, middle in zip(tiles, middles, strict=True)]),
@@ -117,56 +101,6 @@ def _spots(places: list[tuple[np.ndarray, np.ndarray]]) -> Spots:
     return Spots(torch.tensor(np.concatenate(found), dtype=torch.float32), torch.from_numpy(first))
 
 
-def height_at(terrain: TerrainMap, xy: Tensor) -> Tensor:
-    """Height of the ground [m] under points xy [m], [N, K, 2] -> [N, K], on the map's device.
-
-    As MuJoCo's height field has it: each cell is two triangles that meet on the line from its lowest to its highest x and y.
-    float32 positions err by some 1e-5 m at the edge of a large map, times the slope. Beyond the map its edge goes on.
-    """
-    rows, columns = terrain.heights.shape
-    origin = torch.tensor(terrain.origin, device=xy.device, dtype=xy.dtype)
-    at = (xy - origin) / terrain.cell
-    x, y = at[..., 0].clamp(0, columns - 1), at[..., 1].clamp(0, rows - 1)
-    column, row = x.floor().clamp(max=columns - 2), y.floor().clamp(max=rows - 2)
-    x, y = x - column, y - row
-    corner = row.long() * columns + column.long()
-    flat = terrain.heights.view(-1)
-    near, far = flat[corner], flat[corner + columns + 1]
-    # the third corner of the triangle that the point is in
-    side = flat[torch.where(x > y, corner + 1, corner + columns)]
-    larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
-    return near + larger * (side - near) + smaller * (far - side)
-
-
-def add_to(spec: mujoco.MjSpec, terrain: TerrainMap) -> str:
-    """Add the ground to a model: a height field, or a plane for a flat map.
-
-    It touches nothing by itself: name the pairs of geoms that can meet it, with a `solref` of twice the time step. A sphere
-    whose centre sinks below the ground is held there by the sides of MuJoCo's prisms: spheres of 2 cm did so from 3 m/s at
-    MuJoCo's default of 0.02 s, and not up to 4 m/s at 0.01 s (5 ms steps).
-
-    Returns:
-        The name of the geom.
-    """
-    look = {"name": GROUND, "contype": 0, "conaffinity": 0, "rgba": [0.55, 0.53, 0.5, 1.0]}
-    if terrain.flat:
-        spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], **look)
-        return GROUND
-    heights = terrain.heights.cpu().numpy()
-    rows, columns = heights.shape
-    # MuJoCo scales heights to [0, 1] and back by the size
-    spec.add_hfield(
-        name=GROUND,
-        nrow=rows,
-        ncol=columns,
-        size=[terrain.cell * (columns - 1) / 2, terrain.cell * (rows - 1) / 2, float(np.ptp(heights)), _BASE],
-        userdata=heights.ravel(),
-    )
-    place = [0.0, 0.0, float(heights.min())]
-    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname=GROUND, pos=place, **look)
-    return GROUND
-
-
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Starts and goals of the same tile, xy [m] float32 [n, 2]; its kind, level and variant by index in the map, int64 [n]."""
@@ -186,13 +120,13 @@ def sample_pairs(terrain: TerrainMap, count: int, generator: torch.Generator) ->
     """
     levels = len(terrain.levels)
     tile = torch.arange(count) % (len(terrain.kinds) * levels * terrain.variants)
-    start, goal = (_draw(spots, tile, terrain.cell, generator) for spots in (terrain.starts, terrain.goals))
+    start, goal = (_draw(spots, tile, generator) for spots in (terrain.starts, terrain.goals))
     variant, column = tile % terrain.variants, tile // terrain.variants
     return Pairs(start, goal, column // levels, column % levels, variant)
 
 
-def _draw(spots: Spots, tile: Tensor, cell: float, generator: torch.Generator) -> Tensor:
+def _draw(spots: Spots, tile: Tensor, generator: torch.Generator) -> Tensor:
     """One place of each `tile` [n], anywhere within half a cell of it."""
     first, last = spots.first[tile], spots.first[tile + 1]
     pick = first + (torch.rand(len(tile), generator=generator, dtype=torch.float64) * (last - first)).long()
-    return spots.xy[pick] + cell * (torch.rand(len(tile), 2, generator=generator) - 0.5)
+    return spots.xy[pick] + CELL * (torch.rand(len(tile), 2, generator=generator) - 0.5)
