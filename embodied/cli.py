@@ -25,6 +25,7 @@ RUNNERS = {
     "train": "embodied.commands.train",
     "eval": "embodied.commands.evaluate",
     "play": "embodied.commands.play",
+    "collect": "embodied.commands.collect",
     "export": "embodied.commands.export",
     "bench sim": "embodied.commands.bench_sim",
     "doctor": "embodied.commands.memory",

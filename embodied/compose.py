@@ -91,6 +91,10 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
     if source is None:
         nodes, usual = _choose(chosen)
         saved: dict[str, Any] = {}
+        if (begun := _start(command, values)) is not None and not any(one.key_or_group == "policy" for one in chosen):
+            # that policy, as it was there, and not what a task usually takes
+            nodes["policy"] = _load(folder_of(begun))[0]["policy"]
+            usual = {key: value for key, value in usual.items() if not key.startswith("policy.")}
     else:
         nodes, saved = _load(folder_of(source))
     types = option_types({group: registry.find(group, name).options for group, (name, _) in nodes.items()})
@@ -171,7 +175,7 @@ def to_yaml(config: Mapping[str, Any]) -> str:
 
 def _source(command: str, parsed: list[Override]) -> Path | None:
     """The checkpoint file that `command` starts from, if any."""
-    wanted = {"train": "resume", "eval": "checkpoint", "play": "checkpoint", "export": "checkpoint"}.get(command)
+    wanted = "resume" if command == "train" else "checkpoint" if command in ("eval", "play", "export", "collect") else None
     path = None
     for one in parsed:
         key, value = one.key_or_group, one.value()
@@ -179,7 +183,7 @@ def _source(command: str, parsed: list[Override]) -> Path | None:
             continue
         check_form(one)
         if key != wanted:
-            users = "train continues a run" if key == "resume" else "eval, play and export read a run"
+            users = "train continues a run" if key == "resume" else "eval, play, collect and export read a run"
             raise BadInput(f"{one.input_line}: {users} with {key}=; {command} does not")
         if path is not None:
             raise BadInput(f"{key}= is given twice")
@@ -192,6 +196,16 @@ def _source(command: str, parsed: list[Override]) -> Path | None:
             raise BadInput(f"no run under runs/ to {command}: name one with checkpoint=, or embodied train task=...")
         path = locate("checkpoint", str(run))
     return path
+
+
+def _start(command: str, values: list[Override]) -> Path | None:
+    """The checkpoint file whose policy a training begins with, if any."""
+    given = [one for one in values if one.key_or_group == "start" and one.value() is not None]
+    if not given:
+        return None
+    if command != "train":
+        raise BadInput(f"{given[0].input_line}: train begins with the policy of a run; {command} does not")
+    return locate("start", str(given[0].value()))
 
 
 def _load(run: Path) -> tuple[dict[str, tuple[str, DictConfig]], dict[str, Any]]:

@@ -69,6 +69,7 @@ class RunConfig:
     seed: int = 0
     episodes: int = 500
     device: str = "cpu"
+    start: str | None = None  # a run whose policy is trained on, under any learner
     out: str | None = None
 
 

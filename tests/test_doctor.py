@@ -98,10 +98,11 @@ def test_rollout_and_engine_against_their_arrays(predicted):
 
     config = compose("train", WORDS).config
     task = make_task(config)
-    # obs, action, log-probability, value, reward, next value: float32; three flags of a byte
-    closed = 4 * (4 * (sum(task.obs_sizes.values()) + task.spec.action.size + 4) + 3)
-    rollout = Rollout(4, 100, task.obs_sizes, task.spec.action.size, torch.device("cpu"))
-    held = [*rollout.obs.values(), rollout.action, rollout.log_prob, rollout.value, rollout.reward, rollout.next_value]
+    # obs, action, log-probability, value, reward, next value: float32; four flags of a byte
+    closed = 4 * (4 * (sum(task.obs_sizes.values()) + task.spec.action.size + 4) + 4)
+    rollout = Rollout(4, 100, task.obs_sizes, {"action": torch.zeros(task.spec.action.size)}, torch.device("cpu"))
+    held = [*rollout.obs.values(), *rollout.trace.values(), rollout.decided, rollout.log_prob]
+    held += [rollout.value, rollout.reward, rollout.next_value]
     held += [rollout.terminated, rollout.ended, rollout.valid]
     assert predicted.rollout == closed == sum(x.nbytes for x in held) / 100
 

@@ -76,9 +76,9 @@ def test_ratio_is_exactly_one_before_the_first_step():
         obs = collect(ppo, env, obs)
         stored = ppo.rollout
         for t in range(stored.num_steps):
-            score = ppo.policy.evaluate({"policy": stored.obs["policy"][t]}, {"action": stored.action[t]})
+            score = ppo.policy.evaluate({"policy": stored.obs["policy"][t]}, {"action": stored.trace["action"][t]})
             assert torch.equal(score.log_prob, stored.log_prob[t])
-        assert stored.action.abs().max() > 1  # what is learned from is not clipped
+        assert stored.trace["action"].abs().max() > 1  # what is learned from is not clipped
         ppo.update()
 
 
@@ -292,7 +292,7 @@ def learn_on_rank(rank: int, folder: str) -> None:
     ppo = PPO(SMALL, policy, SIZES, 2, WORLDS, "cpu", 0)
     env = PointMass(seed=rank)
     obs = collect(ppo, env)
-    actions = ppo.rollout.action.clone()
+    actions = ppo.rollout.trace["action"].clone()
     ppo.update()
     collect(ppo, env, obs)
     ppo.update()

@@ -96,7 +96,8 @@ def test_what_an_update_returns_keeps_no_graph():
     collect(ppo, PointMass())
     batch = {name: x.flatten(0, 1) for name, x in ppo.rollout.obs.items()}
     batch |= {name: torch.zeros(len(batch["policy"])) for name in ("log_prob", "advantage", "target")}
-    batch |= {"action": ppo.rollout.action.flatten(0, 1), "valid": torch.ones(len(batch["policy"]), dtype=torch.bool)}
+    batch |= {"action": ppo.rollout.trace["action"].flatten(0, 1)}
+    batch |= dict.fromkeys(("valid", "own"), torch.ones(len(batch["policy"]), dtype=torch.bool))
     metrics = ppo._learn(batch, torch.arange(20), 2)
     assert not any(x.requires_grad for x in metrics.values())
 

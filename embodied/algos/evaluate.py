@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.algos.chunks import ChunkQueue
 from embodied.spec.protocols import Policy, VecEnv
 
 
@@ -42,16 +43,30 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(env: VecEnv, policy: Policy, seed: int, deterministic: bool = True) -> Evaluation:
-    """Run `policy` for one episode in every world of `env`, which must start its worlds afresh at `reset`."""
+    """Run `policy` for one episode in every world of `env`, which must start its worlds afresh at `reset`.
+
+    The policy's noise comes from the seed, too, and the stream that it had goes on afterwards as if nothing had been.
+    """
+    stream = policy.generator
+    policy.seed(seed)
+    try:
+        return _evaluate(env, policy, seed, deterministic)
+    finally:
+        policy.generator = stream
+
+
+def _evaluate(env: VecEnv, policy: Policy, seed: int, deterministic: bool) -> Evaluation:
     obs = env.reset(seed)
+    queue = ChunkQueue(policy, env.num_worlds, env.action_size, env.device)
     count, device = env.num_worlds, env.device
     done = torch.zeros(count, dtype=torch.bool, device=device)
     success, invalid = torch.zeros_like(done), torch.zeros_like(done)
     episode_return, length = torch.zeros(count, device=device), torch.zeros(count, dtype=torch.int64, device=device)
     errors: dict[str, Tensor] = {}
     for _ in range(env.max_episode_steps):
-        action = policy.act(obs, deterministic=deterministic).action[:, 0]
+        action = queue.next(obs, deterministic).action
         obs, _, terminated, truncated, info = env.step(action)
+        queue.cut(terminated | truncated | info["invalid"])
         now = (terminated | truncated | info["invalid"]) & ~done
         success |= now & info["success"]
         invalid |= now & info["invalid"]

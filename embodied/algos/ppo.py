@@ -11,17 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from embodied.algos.chunks import ChunkQueue
 from embodied.algos.losses import adapted_rate, approx_kl, clip_fraction, clipped_surrogate, value_loss, weighted
-from embodied.algos.returns import explained_variance, gae, normalise
+from embodied.algos.returns import chunk_gae, explained_variance, gae, normalise
 from embodied.algos.rollout import Rollout
 from embodied.algos.threads import each, one_thread, pieces
-from embodied.policies.gaussian import Critic, GaussianPolicy
+from embodied.policies.gaussian import Critic
 from embodied.spec.errors import BadInput, Fault
-from embodied.spec.protocols import Obs, Symmetry
+from embodied.spec.protocols import Obs, Policy, Symmetry
 from embodied.spec.ranks import rank_count, rank_index, sum_over_ranks
 from embodied.spec.registry import register
 
-RATE_BOUNDS = (1e-5, 1e-2)  # of the adaptive learning rate
+RATE_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
 
 
 @dataclass
@@ -33,11 +34,13 @@ class PPOOptions:
     lam: float = 0.95  # of generalised advantage estimation
     epochs: int = 4  # passes over the batch an update
     minibatch_size: int | None = None  # transitions (on each rank); null: a quarter of the batch
-    learning_rate: float = 1e-3  # of the critic, and the policy's first
+    learning_rate: float = 1e-3  # of the critic
+    policy_learning_rate: float | None = None  # the policy's first; null: the critic's
     desired_kl: float | None = 0.01  # the policy's learning rate follows it; null: fixed rate
     clip: float = 0.2  # of the probability ratio
     entropy: float = 0.005  # bonus on the entropy summed over actions; for about 6 of them
     value_coef: float = 1.0  # weight of the critic's loss
+    critic_warmup: int = 0  # updates in which the critic learns alone: for a policy that has learned before
     symmetry: bool = False  # learn of every second transition what it looks like in the task's mirror
     max_grad_norm: float = 1.0  # of the policy's and the critic's gradients, each
     critic_hidden: list[int] = field(default_factory=lambda: [128, 128])
@@ -47,8 +50,10 @@ class PPOOptions:
 class PPO:
     """Proximal policy optimisation with generalised advantages, an asymmetric critic and a rate that follows the KL.
 
-    Time limits are bootstrapped from V(final observation). Normalisers change only after an update, with the rollout's
-    observations, so that the first ratio is exactly 1. Over several ranks gradients are averaged and statistics merged.
+    What a policy decides may be a chunk of actions: it is then learned from as one action with the reward of its executed
+    steps. Chunks are cut by the end of an episode, and by an update. Time limits are bootstrapped from V(final observation).
+    Normalisers change only after an update, with the rollout's observations, so that the first ratio is exactly 1. Over
+    several ranks gradients are averaged and statistics merged.
 
     Args:
         options: see `PPOOptions`.
@@ -70,7 +75,7 @@ class PPO:
     def __init__(
         self,
         options: PPOOptions,
-        policy: GaussianPolicy,
+        policy: Policy,
         obs_sizes: Mapping[str, int],
         action_size: int,
         num_worlds: int,
@@ -79,8 +84,9 @@ class PPO:
         mirror: Symmetry | None = None,
     ) -> None:
         self.validate(options, num_worlds)
-        if options.symmetry and mirror is None:
-            raise BadInput("algo.symmetry=true: the task has no symmetry to learn by; use algo.symmetry=false")
+        if options.symmetry and (mirror is None or policy.horizon > 1):
+            what = "the task has no symmetry to learn by" if mirror is None else "a policy of chunks is not mirrored"
+            raise BadInput(f"algo.symmetry=true: {what}; use algo.symmetry=false")
         self.options = options
         self.steps_per_iteration = options.num_steps
         self.device = torch.device(device)
@@ -96,9 +102,11 @@ class PPO:
             options.num_steps,
             num_worlds,
             {group: obs_sizes[group] for group in ("policy", "critic")},
-            action_size,
+            policy.trace_like,
             self.device,
         )
+        self.queue = ChunkQueue(self.policy, num_worlds, action_size, self.device)
+        self.updates = 0
         self._mirror: Symmetry = {}
         if options.symmetry and mirror is not None:
             self._mirror = {name: (index.to(self.device), sign.to(self.device)) for name, (index, sign) in mirror.items()}
@@ -107,9 +115,10 @@ class PPO:
         batch = options.num_steps * num_worlds
         self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
         # 0-d tensors: adapting the rate needs no host read
-        self.learning_rate = torch.tensor(options.learning_rate, device=self.device)
+        first = options.policy_learning_rate or options.learning_rate
+        self.learning_rate = torch.tensor(first, device=self.device)
         self._flat = flatten(self.policy), flatten(self.critic)
-        rates = self.learning_rate, self.learning_rate.clone()
+        rates = self.learning_rate, torch.full_like(self.learning_rate, options.learning_rate)
         groups = [{"params": [x], "lr": rate} for x, rate in zip(self._flat, rates, strict=True)]
         self.optimiser = torch.optim.Adam(groups, fused=True)
         if rank_count() > 1:
@@ -130,16 +139,23 @@ class PPO:
             ("gamma", 0 <= options.gamma < 1, "in [0, 1)"),
             ("lam", 0 <= options.lam <= 1, "in [0, 1]"),
             ("epochs", options.epochs >= 1, "at least 1"),
-            (
-                "learning_rate",
-                low <= options.learning_rate <= high or (options.desired_kl is None and options.learning_rate > 0),
-                f"from {low} to {high}, between which it adapts, or algo.desired_kl=null for any fixed rate",
+            *(
+                (
+                    name,
+                    rate is None or low <= rate <= high or (options.desired_kl is None and rate > 0),
+                    f"from {low} to {high}, between which it adapts, or algo.desired_kl=null for any fixed rate",
+                )
+                for name, rate in (
+                    ("learning_rate", options.learning_rate),
+                    ("policy_learning_rate", options.policy_learning_rate),
+                )
             ),
             ("desired_kl", options.desired_kl is None or options.desired_kl > 0, "above 0, or null for a fixed rate"),
             ("clip", options.clip > 0, "above 0"),
             ("entropy", options.entropy >= 0, "0 or more"),
             ("value_coef", options.value_coef > 0, "above 0"),
             ("max_grad_norm", options.max_grad_norm > 0, "above 0"),
+            ("critic_warmup", options.critic_warmup >= 0, "0 or more"),
             ("critic_hidden", all(width >= 1 for width in options.critic_hidden), "widths of at least 1"),
             (
                 "minibatch_size",
@@ -155,12 +171,11 @@ class PPO:
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
         """Sampled action [N, A] clipped to [-1, 1]; what is learned from is the one before clipping."""
-        step = self.policy.act(obs)
-        action = step.action[:, 0]
+        decision = self.queue.next(obs)
         if self._value is None:
             self._value = self.critic(obs)
-        self.rollout.begin(obs, action, step.log_prob, self._value)
-        return action.clamp(-1, 1)
+        self.rollout.begin(obs, decision, self._value)
+        return decision.action.clamp(-1, 1)
 
     @torch.no_grad()
     def observe(self, obs: Obs, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
@@ -169,6 +184,7 @@ class PPO:
         ended = terminated | truncated | invalid
         next_value = self.critic(info["final_obs"])
         self.rollout.finish(reward, next_value, terminated, ended, ~invalid)
+        self.queue.cut(ended)
         # worlds that go on are now where that value was taken
         if self.device.type == "cpu":
             ids = torch.nonzero(ended)[:, 0]
@@ -194,32 +210,30 @@ class PPO:
 
     def _update(self, threads: int) -> dict[str, Tensor]:
         options, rollout = self.options, self.rollout
-        value, valid = rollout.value, rollout.valid
-        advantage = gae(
-            rollout.reward,
-            value,
-            rollout.next_value,
-            rollout.terminated,
-            rollout.ended,
-            options.gamma,
-            options.lam,
-            valid,
-        )
+        value, seen, step_by_step = rollout.value, rollout.valid, self.policy.execute == 1
+        steps = (rollout.reward, value, rollout.next_value, rollout.terminated, rollout.ended)
+        if step_by_step:
+            advantage, valid = gae(*steps, options.gamma, options.lam, seen), seen
+        else:
+            advantage, valid = chunk_gae(*steps, rollout.decided, options.gamma, options.lam, seen)
         self._check_rollout(advantage)
         self.advantage = advantage
         returns = advantage + value
         self.critic.update_returns(returns.flatten(), valid.flatten())
-        batch = {group: x.flatten(0, 1) for group, x in rollout.obs.items()}
-        batch["action"] = rollout.action.flatten(0, 1)
+        whole = {group: x.flatten(0, 1) for group, x in rollout.obs.items()}
+        batch = whole | {name: x.flatten(0, 1) for name, x in rollout.trace.items()}
         batch["log_prob"] = rollout.log_prob.flatten()
         batch["advantage"] = normalise(advantage, valid).flatten()
         batch["target"] = self.critic.normalise(returns).flatten()
         batch["valid"] = valid.flatten()
+        if not step_by_step:
+            decided = torch.nonzero(batch["valid"])[:, 0]
+            batch = {name: x.index_select(0, decided) for name, x in batch.items()}
 
         history: list[Tensor] = []
         names: tuple[str, ...] = ()
         for _ in range(options.epochs):
-            order = torch.randperm(valid.numel(), generator=self.generator, device=self.device)
+            order = torch.randperm(len(batch["valid"]), generator=self.generator, device=self.device)
             shown = self._half_mirrored(batch)
             for index in order.tensor_split(self.num_minibatches):
                 metrics = self._learn(shown, index, threads)
@@ -227,13 +241,16 @@ class PPO:
                 history.append(torch.stack(list(metrics.values())))
         rows = sum_over_ranks(torch.stack(history)) / rank_count()
         metrics = dict(zip(names, rows.mean(0), strict=True))
-        if options.desired_kl is not None:
+        self.updates += 1
+        if options.desired_kl is not None and self.updates > options.critic_warmup:
             # once an update, from its last pass: how far the policy moved in all; single minibatches are too noisy
             moved = rows[-self.num_minibatches :, names.index("kl")].mean()
             self.learning_rate.copy_(adapted_rate(self.learning_rate, moved, options.desired_kl, RATE_BOUNDS))
-        self.policy.update_normaliser(batch, batch["valid"])
-        self.critic.update_normaliser(batch, batch["valid"])
+        self.policy.update_normaliser(whole, seen.flatten())
+        self.critic.update_normaliser(whole, seen.flatten())
         rollout.clear()
+        # what comes was planned by other weights
+        self.queue.clear()
         self._value = None
         if not bool(rows.isfinite().all()):
             bad = [name for name, x in metrics.items() if not bool(x.isfinite())]
@@ -273,6 +290,8 @@ class PPO:
             # apart, because a critic that is still far off would otherwise shrink the policy's step
             norms.append(gradient.norm())
             parameters.grad = gradient.mul_((self.options.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
+        if self.updates < self.options.critic_warmup:
+            self._flat[0].grad = None
         self.optimiser.step()
         sums: dict[str, Tensor] = {}
         for _, metrics in done:
@@ -324,14 +343,14 @@ class PPO:
             "observation group 'policy'": rollout.obs["policy"],
             "observation group 'critic'": rollout.obs["critic"],
             "the reward": rollout.reward,
-            "the action": rollout.action,
+            **{f"the policy's {name}": x for name, x in rollout.trace.items()},
             "the log-probability of the action": rollout.log_prob,
             "the critic's value": rollout.value,
             "the critic's value of the final observation": rollout.next_value,
             "the advantage": advantage,
         }
         # extremes carry NaN and inf along, and are far cheaper than isfinite of every element
-        extremes = torch.stack([torch.stack(x.aminmax()) for x in causes.values()])
+        extremes = torch.stack([torch.stack(x.aminmax()).double() for x in causes.values()])
         finite = extremes.isfinite().all(-1).tolist()
         for (cause, x), good in zip(causes.items(), finite, strict=True):
             if not good:
@@ -349,6 +368,8 @@ class PPO:
             "optimiser": self.optimiser.state_dict(),
             "generators": {"noise": self.policy.generator.get_state(), "permutation": self.generator.get_state()},
             "rollout": self.rollout.state_dict(),
+            "queue": self.queue.state_dict(),
+            "updates": self.updates,
             "value": self._value,
         }
 
@@ -365,10 +386,12 @@ class PPO:
         self.policy.generator.set_state(state["generators"]["noise"].cpu())
         self.generator.set_state(state["generators"]["permutation"].cpu())
         self.rollout.load_state_dict(state["rollout"])
+        self.queue.load_state_dict(state["queue"])
+        self.updates = state["updates"]
         self._value = None if state["value"] is None else state["value"].to(self.device)
 
 
-def flatten(module: nn.Module) -> nn.Parameter:
+def flatten(module: nn.Module | Policy) -> nn.Parameter:
     """All parameters of a module as one [P], of which its own become views: what is done to all of them is done once."""
     parameters = list(module.parameters())
     flat = torch.cat([x.detach().flatten() for x in parameters])

@@ -42,6 +42,55 @@ def gae(
     return advantage
 
 
+def chunk_gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    decided: Tensor,
+    gamma: float,
+    lam: float,
+    valid: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates over chunks of steps, each worth what its executed steps give.
+
+    A chunk goes from where it was decided to the step before the next decision, the end of the episode or of the storage,
+    whatever comes first; with k steps its reward is their discounted sum, and what follows is discounted by gamma^k. The first
+    step of an episode, and of the storage, must be decided. With every step decided it is `gae`.
+
+    Args:
+        reward: of each step [T, N].
+        value: V of the observation acted on [T, N].
+        next_value: as for `gae` [T, N].
+        terminated: bool [T, N], as for `gae`.
+        ended: bool [T, N], as for `gae`.
+        decided: bool [T, N], a chunk begins.
+        gamma: discount a step.
+        lam: weight of longer returns, a chunk.
+        valid: bool [T, N]; a chunk with a step that is not is not either.
+
+    Returns:
+        The advantage [T, N], 0 where nothing was decided or the chunk is not valid; and bool [T, N], a valid chunk was decided.
+    """
+    last = torch.ones_like(ended)
+    last[:-1] = ended[:-1] | decided[1:]
+    left = gamma * torch.where(terminated, 0.0, next_value)
+    gain, discount, whole = reward.clone(), torch.full_like(reward, gamma), valid.clone()
+    advantage, after = torch.zeros_like(reward), torch.zeros_like(reward)
+    for t in range(len(reward) - 1, -1, -1):
+        if t == len(reward) - 1:
+            gain[t] += left[t]
+        else:
+            gain[t] += torch.where(last[t], left[t], gamma * gain[t + 1])
+            discount[t] *= torch.where(last[t], 1.0, discount[t + 1])
+            whole[t] &= last[t] | whole[t + 1]
+            after[t] = torch.where(last[t], torch.where(ended[t], 0.0, advantage[t + 1]), after[t + 1])
+        here = gain[t] - value[t] + lam * discount[t] * after[t]
+        advantage[t] = torch.where(decided[t] & whole[t], here, 0.0)
+    return advantage, decided & whole
+
+
 def normalise(advantage: Tensor, valid: Tensor) -> Tensor:
     """Advantages of mean 0 and standard deviation 1 over the valid ones of all ranks; 0 where not valid.
 

@@ -8,27 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.algos.chunks import Decision
 from embodied.spec.protocols import Obs
 
 
 class Rollout:
     """T steps of N worlds, preallocated; filled by `begin` and `finish` in turn, without a host read.
 
-    Where a step is not valid (a numerical fault in its world) every float of a full rollout is 0, so that a NaN there reaches
+    Where a step is not valid (a numerical fault in its world) every number of a full rollout is 0, so that a NaN there reaches
     neither a loss nor its gradient nor a statistic, whatever the mask is later multiplied or selected with.
 
     Attributes:
         step: how many steps are complete.
         pending: an action was stored whose outcome is not known yet.
         obs: the groups [T, N, D] acted on.
-        action: as sampled, not clipped [T, N, A]; log_prob [T, N] is its log-probability then.
+        decided: bool [T, N], a new chunk of actions was begun; `trace` ([T, N, ...] by name) and log_prob [T, N] are of it, and
+            hold anything elsewhere.
         value: V of the observation acted on [T, N].
         reward, next_value: of the outcome [T, N]; next_value is V of the true next observation.
         terminated, ended, valid: bool [T, N]; `ended` includes truncated and invalid.
     """
 
     def __init__(
-        self, num_steps: int, num_worlds: int, obs_sizes: Mapping[str, int], action_size: int, device: torch.device
+        self,
+        num_steps: int,
+        num_worlds: int,
+        obs_sizes: Mapping[str, int],
+        trace_like: Mapping[str, Tensor],
+        device: torch.device,
     ) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(num_steps, num_worlds, *shape, dtype=dtype, device=device)
@@ -37,7 +44,8 @@ class Rollout:
         self.step = 0
         self.pending = False
         self.obs = {group: empty(size) for group, size in obs_sizes.items()}
-        self.action = empty(action_size)
+        self.trace = {name: empty(*like.shape, dtype=like.dtype) for name, like in trace_like.items()}
+        self.decided = empty(dtype=torch.bool)
         self.log_prob = empty()
         self.value = empty()
         self.reward = empty()
@@ -51,8 +59,8 @@ class Rollout:
         """All T steps are complete."""
         return self.step == self.num_steps
 
-    def begin(self, obs: Obs, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
-        """Copy what is acted on with its value [N], and the action [N, A] with its log-probability [N].
+    def begin(self, obs: Obs, decision: Decision, value: Tensor) -> None:
+        """Copy what is acted on with its value [N], and what was decided.
 
         Raises:
             RuntimeError: the rollout is full, or the outcome of the last action was not stored.
@@ -61,8 +69,13 @@ class Rollout:
             raise RuntimeError("act, observe, ... until the rollout is full, then update: this act is out of turn")
         for group, storage in self.obs.items():
             storage[self.step].copy_(obs[group])
-        self.action[self.step].copy_(action)
-        self.log_prob[self.step].copy_(log_prob)
+        kept = {"log_prob": self.log_prob} | self.trace
+        for name, x in ({"log_prob": decision.step.log_prob} | decision.step.trace).items():
+            if decision.ids is None:
+                kept[name][self.step].copy_(x)
+            else:
+                kept[name][self.step].index_copy_(0, decision.ids, x)
+        self.decided[self.step].copy_(decision.due)
         self.value[self.step].copy_(value)
         self.pending = True
 
@@ -90,18 +103,18 @@ class Rollout:
         if self.valid.device.type == "cpu" and bool(self.valid.all()):
             return
         invalid = ~self.valid
-        for storage in (self.log_prob, self.value, self.reward, self.next_value):
-            storage.masked_fill_(invalid, 0.0)
-        for storage in (self.action, *self.obs.values()):
-            storage.masked_fill_(invalid.unsqueeze(-1), 0.0)
+        for storage in (self.log_prob, self.value, self.reward, self.next_value, *self.trace.values(), *self.obs.values()):
+            storage.masked_fill_(invalid.view(*invalid.shape, *[1] * (storage.ndim - 2)), 0)
 
     def clear(self) -> None:
         """Forget all steps; the storage is kept."""
         self.step = 0
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("action", "log_prob", "value", "reward", "next_value", "terminated", "ended", "valid")
-        return {f"obs/{group}": x for group, x in self.obs.items()} | {name: getattr(self, name) for name in names}
+        names = ("decided", "log_prob", "value", "reward", "next_value", "terminated", "ended", "valid")
+        parts = {"obs": self.obs, "trace": self.trace}
+        named = {f"{part}/{name}": x for part, tensors in parts.items() for name, x in tensors.items()}
+        return named | {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """The steps stored so far, a pending one included: next to nothing between an update and the next act."""

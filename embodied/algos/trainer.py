@@ -58,8 +58,8 @@ class Trainer:
         steps = self.learner.steps_per_iteration * self.env.num_worlds + extra
         self.env_steps += steps
         row: dict[str, float | int | None] = dict(zip(figures, values, strict=True))
-        episodes = row.pop("episodes") or 0
-        sums = {name: row.pop(name) or 0.0 for name in ("success", "return", "length")}
+        episodes = row.pop("episodes", 0) or 0
+        sums = {name: row.pop(name, 0) or 0.0 for name in ("success", "return", "length")}
         mean = {name: value / episodes if episodes else None for name, value in sums.items()}
         return {
             "iteration": self.iteration,

@@ -12,13 +12,12 @@ from embodied.algos.evaluate import evaluate
 from embodied.algos.trainer import single_threaded
 from embodied.compose import options
 from embodied.config import SimOptions
-from embodied.policies.gaussian import GaussianPolicy
 from embodied.sim.env import WorldsEnv
 from embodied.sim.fresh import FreshStarts
 from embodied.sim.resets import ResetBank, bank_path
 from embodied.sim.samplers.fixed import Fixed
 from embodied.spec import registry
-from embodied.spec.protocols import Engine, Trials
+from embodied.spec.protocols import Engine, Policy, Trials
 
 Config = Mapping[str, Any]
 
@@ -66,7 +65,7 @@ def make_training_env(config: Config, task: Any, say: Callable[[str], None]) -> 
 
 
 def make_trials(
-    config: Config, task: Any, bank: ResetBank, policy: GaussianPolicy, say: Callable[[str], None]
+    config: Config, task: Any, bank: ResetBank, policy: Policy, say: Callable[[str], None]
 ) -> Callable[[Tensor, int], Trials]:
     """What a `TryingSampler` asks for: one episode of the policy, sampling its actions, in each slot that is given.
 
@@ -98,10 +97,8 @@ def make_fresh_env(config: Config, task: Any, episodes: int, say: Callable[[str]
     return FreshStarts(make_engine(config, task, episodes), task, config["eval"]["randomise"], say)
 
 
-def make_policy(config: Config, obs_sizes: Mapping[str, int], action_size: int) -> GaussianPolicy:
+def make_policy(config: Config, obs_sizes: Mapping[str, int], action_size: int) -> Policy:
     """The configured policy, its weights drawn from the run's seed."""
     torch.manual_seed(config["seed"])
-    policy: GaussianPolicy = registry.find("policy", config["policy"]["name"]).build(
-        options("policy", config), obs_sizes, action_size
-    )
+    policy: Policy = registry.find("policy", config["policy"]["name"]).build(options("policy", config), obs_sizes, action_size)
     return policy

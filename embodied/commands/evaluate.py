@@ -11,8 +11,8 @@ from embodied.algos import checkpoint
 from embodied.algos.evaluate import Evaluation, evaluate
 from embodied.commands.build import make_fresh_env, make_policy, make_task
 from embodied.compose import Invocation
-from embodied.policies.gaussian import GaussianPolicy
 from embodied.report.statistics import wilson
+from embodied.spec.protocols import Policy
 
 Result = dict[str, Any]
 
@@ -34,7 +34,7 @@ def run(invocation: Invocation) -> int:
     return 0
 
 
-def load_policy(invocation: Invocation, task: Any) -> GaussianPolicy:
+def load_policy(invocation: Invocation, task: Any) -> Policy:
     """The policy of the invocation's checkpoint."""
     assert invocation.checkpoint is not None
     content = checkpoint.load(invocation.checkpoint)
@@ -43,7 +43,7 @@ def load_policy(invocation: Invocation, task: Any) -> GaussianPolicy:
     return policy
 
 
-def report_evaluation(config: dict[str, Any], evaluation: Evaluation, policy: GaussianPolicy, seed: int) -> Result:
+def report_evaluation(config: dict[str, Any], evaluation: Evaluation, policy: Policy, seed: int) -> Result:
     """The content of eval.json."""
     summary = evaluation.summary()
     successes = int(summary.pop("successes"))

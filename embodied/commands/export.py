@@ -61,8 +61,10 @@ def export(
     content = checkpoint.load(checkpoint_path)
     # few worlds need no GPU, and give the same cases wherever the policy was trained
     config = {**config, "device": "cpu", "sim": {**config["sim"], "engine": "cpu", "threads": 1}}
+    if config["policy"]["name"] != "mlp":
+        raise BadInput(f"policy={config['policy']['name']} cannot be exported yet: only policy=mlp can")
     task = make_task(config)
-    policy = make_policy(config, task.obs_sizes, task.spec.action.size)
+    policy: Any = make_policy(config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     env = make_fresh_env(config, task, WORLDS, say)
     trained_on = content["trainer"]["env"]["signature"]

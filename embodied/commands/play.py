@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from embodied.algos import checkpoint
+from embodied.algos.chunks import ChunkQueue
 from embodied.commands.build import make_fresh_env, make_task
 from embodied.commands.evaluate import load_policy
 from embodied.compose import Invocation
@@ -89,13 +90,12 @@ def _play(
 ) -> int:
     dt, now, successes = env.task.spec.robot.control_dt, 0.0, 0
     for episode in range(episodes):
-        obs = env.reset(seed + episode)
+        obs, queue = env.reset(seed + episode), ChunkQueue(policy, 1, env.action_size, env.device)
         for _ in range(env.max_episode_steps):
             pos, mat = env.engine.read("geom_xpos")[0], env.engine.read("geom_xmat")[0]
             if frames is not None:
                 frames.append(env.engine.render("side", [0], WIDTH, HEIGHT)[0].numpy())
-            action = policy.act(obs, deterministic=True).action[:, 0]
-            obs, _, terminated, truncated, info = env.step(action)
+            obs, _, terminated, truncated, info = env.step(queue.next(obs, deterministic=True).action)
             figures = {name: float(x[0]) for name, x in info["errors"].items()}
             recording.log_step(now, pos.numpy(), _quats(mat.numpy()), {**figures, "success": float(info["success"][0])})
             now += dt

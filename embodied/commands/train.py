@@ -19,14 +19,14 @@ from embodied.commands.build import make_fresh_env, make_policy, make_task, make
 from embodied.commands.evaluate import report_evaluation, write_eval
 from embodied.compose import Invocation, options, to_yaml
 from embodied.config import BudgetOptions, EvalOptions
-from embodied.policies.gaussian import GaussianPolicy
 from embodied.report.console import Progress
 from embodied.report.environment import describe
 from embodied.report.metrics import MetricsLog
 from embodied.report.page import write_page
+from embodied.runs import locate
 from embodied.spec import registry
 from embodied.spec.errors import BadInput
-from embodied.spec.protocols import ScoringSampler, TryingSampler
+from embodied.spec.protocols import Policy, ScoringSampler, TryingSampler
 
 FINAL_SEED, PERIODIC_SEED = 1, 2  # streams of evaluation starts, apart from each other and from training
 
@@ -42,7 +42,7 @@ class Run:
 
     invocation: Invocation
     trainer: Trainer
-    policy: GaussianPolicy
+    policy: Policy
     best: float = -1.0
 
     @property
@@ -65,6 +65,8 @@ def run(invocation: Invocation) -> int:
     trainer, policy = build(config, task, print)
     state = Run(invocation, trainer, policy)
     if resumed is None:
+        if config["start"] is not None:
+            begin_with(policy, config["start"])
         trainer.reset(config["seed"])
         _begin_folder(invocation)
     else:
@@ -84,7 +86,26 @@ def run(invocation: Invocation) -> int:
     return 0
 
 
-def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tuple[Trainer, GaussianPolicy]:
+def begin_with(policy: Policy, start: str) -> None:
+    """Give a policy the weights and statistics of a run's.
+
+    Raises:
+        BadInput: they are of another policy.
+    """
+    theirs = checkpoint.load(locate("start", start))["trainer"]["learner"]["policy"]
+    mine = policy.state_dict()
+    # what decides the noise of exploration may be new
+    lacking = [name for name in mine if name not in theirs and not name.startswith("noise_network.")]
+    other = [name for name, x in theirs.items() if name not in mine or mine[name].shape != x.shape]
+    if lacking or other:
+        raise BadInput(
+            f"start={start}: its policy is built otherwise ({', '.join((lacking + other)[:3])}): give the policy, task and "
+            "robot options that it was trained with"
+        )
+    policy.load_state_dict(mine | theirs)
+
+
+def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tuple[Trainer, Policy]:
     """The training worlds, policy and learner of a configuration."""
     env = make_training_env(config, task, say)
     policy = make_policy(config, env.obs_sizes, env.action_size)

@@ -45,11 +45,14 @@ class GaussianPolicy(nn.Module):
         BadInput: no observation group `policy`, or options that make no sense.
     """
 
+    horizon = execute = 1
+
     def __init__(self, options: MLPOptions, obs_sizes: Mapping[str, int], action_size: int) -> None:
         super().__init__()
         self.validate(options)
         size = group_size(obs_sizes, "policy")
         self.min_std = options.min_std
+        self.trace_like = {"action": torch.zeros(action_size)}
         self.normaliser = RunningNormaliser(size)
         self.network = mlp([size, *options.hidden, action_size], options.activation, last_gain=0.01)
         raw = math.log(math.expm1(options.init_std - options.min_std))  # the inverse of softplus
@@ -110,6 +113,17 @@ class GaussianPolicy(nn.Module):
         mean, std = self(obs["policy"]), self.std
         entropy = std.log().sum() + 0.5 * std.numel() * (1 + math.log(2 * math.pi))
         return Score(_log_prob(mean, std, trace["action"]), entropy.expand(len(mean)), {"std_mean": std.mean()})
+
+    def imitate(self, obs: Obs, action: Tensor, mask: Tensor) -> Tensor:
+        """Mean negative log-likelihood a number, in nats, of actions [M, 1, A] where mask bool [M, 1]."""
+        log_prob = _log_prob(self(obs["policy"]), self.std, action[:, 0])
+        kept = mask[:, 0]
+        return -torch.where(kept, log_prob, 0.0).sum() / (kept.sum().clamp(min=1) * action.shape[-1])
+
+    def take_statistics(self, obs: Obs, action: Tensor) -> None:
+        """Take in the observations [M, D] of demonstrations."""
+        seen = obs["policy"]
+        self.normaliser.update(seen, torch.ones(len(seen), dtype=torch.bool, device=seen.device))
 
     def update_normaliser(self, obs: Obs, mask: Tensor) -> None:
         """Take in the observations [M, D] where mask bool [M]; every rank must call it."""

@@ -6,9 +6,9 @@ has a base class: whatever has these methods fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -210,12 +210,58 @@ class Score:
 class Policy(Protocol):
     """A brain. With unchanged weights `evaluate(obs, act(obs).trace)` returns the recorded log_prob exactly."""
 
+    horizon: int
+    """H, actions in a chunk."""
+    execute: int
+    """How many of them are executed before it is asked again, unless the episode ends."""
+    trace_like: dict[str, Tensor]
+    """A trace of one world, in shape and dtype."""
+    generator: torch.Generator
+
+    def seed(self, seed: int) -> None:
+        """Start the stream of its noise anew: another generator."""
+        ...
+
+    def begin_at(self, action: float) -> None:
+        """Let all components of its first actions be about that number."""
+        ...
+
     def act(self, obs: Obs, carry: Any = None, deterministic: bool = False) -> Step:
         """Sample an action, or take the most likely one."""
         ...
 
     def evaluate(self, obs: Obs, trace: Any, carry: Any = None, starts: Tensor | None = None) -> Score:
         """Score recorded actions; `starts` bool marks episode beginnings, for recurrence."""
+        ...
+
+    def imitate(self, obs: Obs, action: Tensor, mask: Tensor) -> Tensor:
+        """Loss of doing otherwise than action [M, H, A], where mask bool [M, H]."""
+        ...
+
+    def take_statistics(self, obs: Obs, action: Tensor) -> None:
+        """Normalise by demonstrations from now on: observations [M, D], actions [M, A]."""
+        ...
+
+    def update_normaliser(self, obs: Obs, mask: Tensor) -> None:
+        """Take in the observations [M, D] where mask bool [M]."""
+        ...
+
+    # of every torch module
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move it."""
+        ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """What is learned."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it is."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Restore it."""
         ...
 
 

@@ -37,8 +37,10 @@ BUILTIN_MODULES = (
     "embodied.sim.tasks.flight",
     "embodied.sim.tasks.locomotion",
     "embodied.sim.tasks.traverse",
+    "embodied.policies.flow",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
+    "embodied.algos.sft",
 )
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -1,0 +1,146 @@
+"""Supervised fine-tuning: imitation of the episodes of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.algos.windows import Windows
+from embodied.data.lerobot import read
+from embodied.spec.errors import BadInput, Fault
+from embodied.spec.protocols import Obs, Policy, Symmetry
+from embodied.spec.ranks import rank_count
+from embodied.spec.registry import register
+
+
+@dataclass
+class SFTOptions:
+    """Supervised fine-tuning on a dataset."""
+
+    data: str = ""  # folder of the dataset: LeRobot v3, as `embodied collect` writes it
+    only_success: bool = True  # leave out episodes that failed
+    updates: int = 200  # gradient steps an iteration
+    batch_size: int = 256  # moments
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+
+
+@register("algo", "sft", SFTOptions)
+class SFT:
+    """Makes what was done likely, or what the policy calls likely: `Policy.imitate`.
+
+    The worlds are for evaluation alone: an iteration takes no step of them. Statistics of the data normalise the policy, once.
+
+    Args:
+        options: see `SFTOptions`.
+        policy: moved to `device`; its noise is seeded here.
+        obs_sizes: width of each observation group.
+        action_size: A.
+        num_worlds: not used.
+        device: where everything lives.
+        seed: of noise and of the order of moments.
+        mirror: not used.
+
+    Raises:
+        BadInput: see `validate`; the dataset is of other observations or actions, or no episode of it can be used.
+    """
+
+    steps_per_iteration = 0
+
+    def __init__(
+        self,
+        options: SFTOptions,
+        policy: Policy,
+        obs_sizes: Mapping[str, int],
+        action_size: int,
+        num_worlds: int,
+        device: torch.device | str,
+        seed: int,
+        mirror: Symmetry | None = None,
+    ) -> None:
+        self.validate(options, num_worlds)
+        if rank_count() > 1:
+            raise BadInput("algo=sft learns in one process: start it without torchrun")
+        self.options, self.device = options, torch.device(device)
+        self.policy = policy.to(self.device)
+        noise, order = (int(s) for s in np.random.SeedSequence([seed, 0]).generate_state(2))
+        self.policy.seed(noise)
+        self.generator = torch.Generator(self.device).manual_seed(order)
+        self.windows = Windows.of(read(options.data), policy.horizon, options.only_success, self.device)
+        self.windows.check(obs_sizes["policy"], action_size, options.data)
+        self.policy.take_statistics({"policy": self.windows.state}, self.windows.action)
+        self.optimiser = torch.optim.AdamW(
+            self.policy.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
+        )
+
+    @staticmethod
+    def validate(options: SFTOptions, num_worlds: int) -> None:
+        """Check the options before anything is built.
+
+        Raises:
+            BadInput: an option outside its range, or no dataset.
+        """
+        if not options.data or not Path(options.data).is_dir():
+            what = f"algo.data={options.data} is no folder" if options.data else "algo.data= is missing"
+            raise BadInput(f"{what}: expected a dataset, e.g. of embodied collect checkpoint=<run> episodes=30 out=data/demos")
+        for name in ("updates", "batch_size", "learning_rate", "max_grad_norm"):
+            if getattr(options, name) <= 0:
+                raise BadInput(f"algo.{name}={getattr(options, name)}: expected more than 0")
+        if options.weight_decay < 0:
+            raise BadInput(f"algo.weight_decay={options.weight_decay}: expected 0 or more")
+
+    def act(self, obs: Obs) -> Tensor:
+        """Not part of this learner."""
+        raise RuntimeError("this learner takes no steps")
+
+    def observe(self, obs: Obs, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
+        """Not part of this learner."""
+        raise RuntimeError("this learner takes no steps")
+
+    def update(self) -> dict[str, Tensor]:
+        """Take `updates` gradient steps; the mean loss and gradient norm.
+
+        Raises:
+            Fault: the loss is not finite.
+        """
+        history = []
+        for _ in range(self.options.updates):
+            loss = self.policy.imitate(*self.windows.draw(self.options.batch_size, self.generator))
+            self.optimiser.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.options.max_grad_norm)
+            self.optimiser.step()
+            history.append(torch.stack([loss.detach(), norm]))
+        loss, norm = torch.stack(history).mean(0)
+        if not bool(loss.isfinite()):
+            raise Fault("the loss is not finite: resume from the last checkpoint with a lower algo.learning_rate")
+        return {"imitation": loss, "grad_norm": norm}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next but the data, which is read again."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "generators": {"noise": self.policy.generator.get_state(), "order": self.generator.get_state()},
+            "data_sha256": self.windows.digest,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            BadInput: the dataset is not the one that was learned from.
+        """
+        if state["data_sha256"] != self.windows.digest:
+            raise BadInput(f"algo.data={self.options.data} has changed since: a resumed run needs the data that it began with")
+        self.policy.load_state_dict(state["policy"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.policy.generator.set_state(state["generators"]["noise"].cpu())
+        self.generator.set_state(state["generators"]["order"].cpu())

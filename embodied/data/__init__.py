@@ -1,0 +1,1 @@
+"""Data: episodes, and datasets of them in LeRobot's format."""
