@@ -97,7 +97,7 @@ def write(file: Path, results: dict[str, Any]) -> None:
     about = """Made by `python benchmarks/motion.py <task>`. Success is that of the deterministic policy on 500 fresh starts,
     with nominal physics; what it means is in docs/motion.md. wall_s counts from the start of the process, startup_s of it had
     passed before the first step of training (imports, compilation, reset bank). Controls took as many steps as the
-    longest of the default runs. A figure of position is over the last half of an episode: a crash before counts as 0."""
+    longest of the default runs. A figure of position is over the last half of the episodes that got there."""
     lines = ["# Legs and wings", "", *textwrap.wrap(" ".join(about.split()), 120), ""]
     for task, found in results.items():
         lines += section(task, found)
@@ -137,7 +137,7 @@ def row(name: str, run: Run, figures: list[str]) -> str:
         f"{run['startup_s']:.1f}",
         f"{run['env_steps'] / 1e6:.2f} M",
         f"{final['length_mean']:.0f}",
-        *(f"{final[key]:.3g}" for key in figures),
+        *("-" if final[key] is None else f"{final[key]:.3g}" for key in figures),
     ]
     return "| " + " | ".join(cells) + " |"
 

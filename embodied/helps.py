@@ -29,7 +29,7 @@ CONFIGURED = """
 
 RUN_KEYS = """
   task=         what to learn; `embodied tasks` lists them           robot=franka
-  sampler=      how resets are drawn (success_guided)                policy=mlp  algo=ppo
+  sampler=      how resets are drawn (success_guided)                policy=mlp|flow  algo=ppo|sft
   task.* robot.* sampler.* policy.* algo.*      options of the above, shown by --cfg job
 
   sim.num_worlds=1024       worlds in parallel       sim.engine=cpu  sim.threads=0 (every core)
@@ -47,6 +47,7 @@ usage: embodied train task=<task> key=value ...
   episodes=500              of the final evaluation
   save.every=10             iterations between checkpoints
   out=runs/<task>/<date-time>-<seed>            folder of the run, must be new
+  start=<run>               begin with that run's policy, e.g. after algo=sft algo.data=<dataset>
   resume=<run>              continue a run exactly where its last checkpoint left it
 {CONFIGURED}""",
     "eval": f"""\
