@@ -131,11 +131,11 @@ def on_the_way(runs: list[Run], share: float) -> str:
     return ", ".join(f"{success:.1%}" for success in found)
 
 
-def take_off(one: Run) -> str:
-    """Environment steps at which half of the fresh starts were first solved."""
+def take_off(one: Run, share: float = 0.5) -> str:
+    """Environment steps at which that share of the fresh starts was first solved."""
     curve = one["curve"]
     points = zip(curve["env_steps"], curve["fresh starts"], strict=True)
-    return next((f"{steps / 1e6:.2f} M" for steps, success in points if success >= 0.5), "-")
+    return next((f"{steps / 1e6:.2f} M" for steps, success in points if success >= share), "-")
 
 
 def curves(by_name: Mapping[str, list[Run]], charts: Sequence[tuple[str, str, Axis]]) -> str:

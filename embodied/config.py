@@ -44,6 +44,7 @@ class EvalOptions:
     every: int = 10  # iterations between periodic evaluations
     episodes: int = 200  # of a periodic one; the final one has `episodes`
     randomise: bool = False  # the training's randomisation of physics, instead of nominal
+    sampled: bool = False  # the final one also of sampled actions, as `success_sampled`
 
 
 @dataclass

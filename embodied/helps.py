@@ -44,7 +44,7 @@ usage: embodied train task=<task> key=value ...
 {RUN_KEYS}
   budget.iterations= budget.env_steps= budget.minutes= budget.target_success=0.96     whichever comes first; null: none
   eval.every=10  eval.episodes=200  eval.randomise=false     evaluations during training
-  episodes=500              of the final evaluation
+  episodes=500              of the final evaluation; eval.sampled=false: true evaluates sampled actions, too
   save.every=10             iterations between checkpoints
   out=runs/<task>/<date-time>-<seed>            folder of the run, must be new
   start=<run>               begin with that run's policy, e.g. after algo=sft algo.data=<dataset>

@@ -66,14 +66,14 @@ def test_a_window_is_what_was_done_from_then_on_and_ends_with_its_episode(tmp_pa
 
 def test_data_that_cannot_be_learned_from_is_refused(tmp_path) -> None:
     failed = read(write(tmp_path / "failed", [3, 3], [False, False]))
-    with pytest.raises(BadInput, match="none of 2 episodes succeeded; algo.only_success=false uses all"):
+    with pytest.raises(BadInput, match=r"none of 2 episodes succeeded; algo\.only_success=false uses all"):
         Windows.of(failed, 2, True, CPU)
     windows = Windows.of(failed, 2, False, CPU)
     with pytest.raises(BadInput, match="observations of 3 numbers and actions of 2, the task's policy sees 4"):
         windows.check(4, 2, "there")
-    with pytest.raises(BadInput, match="algo.data= is missing: expected a dataset, e.g. of embodied collect"):
+    with pytest.raises(BadInput, match=r"algo\.data= is missing: expected a dataset, e.g. of embodied collect"):
         SFT.validate(SFTOptions(), 1)
-    with pytest.raises(BadInput, match="algo.data=nowhere is no folder"):
+    with pytest.raises(BadInput, match=r"algo\.data=nowhere is no folder"):
         SFT.validate(SFTOptions(data="nowhere"), 1)
 
 
@@ -185,6 +185,8 @@ def test_sft_then_rl_on_the_command_line(run, tmp_path, capsys) -> None:
     # nothing but the critic has learned yet, and the statistics of the data are kept
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     capsys.readouterr()
+    assert cli.main(["eval", f"checkpoint={second}", "eval.sampled=true"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out.splitlines()[-1])["success_sampled"] <= 1
     assert cli.main([*train, f"start={first}", "policy.horizon=6", f"out={tmp_path / 'third'}"]) == 2
     assert "its policy is built otherwise" in capsys.readouterr().err
     assert cli.main(["eval", f"checkpoint={second}", f"start={first}"]) == 2

@@ -12,6 +12,7 @@ from embodied.algos.evaluate import Evaluation, evaluate
 from embodied.commands.build import make_fresh_env, make_policy, make_task
 from embodied.compose import Invocation
 from embodied.report.statistics import wilson
+from embodied.sim.fresh import FreshStarts
 from embodied.spec.protocols import Policy
 
 Result = dict[str, Any]
@@ -25,7 +26,7 @@ def run(invocation: Invocation) -> int:
     policy = load_policy(invocation, task)
     fresh = make_fresh_env(config, task, config["episodes"], print)
     seed = config["seed"]
-    result = report_evaluation(config, evaluate(fresh, policy, seed), policy, seed)
+    result = final_evaluation(config, fresh, policy, seed)
     if "out" in {word.partition("=")[0] for word in invocation.overrides}:
         invocation.run_dir.mkdir(parents=True)
         write_eval(invocation.run_dir, config, result)
@@ -41,6 +42,14 @@ def load_policy(invocation: Invocation, task: Any) -> Policy:
     policy = make_policy(invocation.config, task.obs_sizes, task.spec.action.size)
     policy.load_state_dict(content["trainer"]["learner"]["policy"])
     return policy
+
+
+def final_evaluation(config: dict[str, Any], fresh: FreshStarts, policy: Policy, seed: int) -> Result:
+    """Evaluate, and once more with sampled actions where that is asked for; the content of eval.json."""
+    result = report_evaluation(config, evaluate(fresh, policy, seed), policy, seed)
+    if config["eval"]["sampled"]:
+        result["success_sampled"] = evaluate(fresh, policy, seed, deterministic=False).summary()["success_at_end"]
+    return result
 
 
 def report_evaluation(config: dict[str, Any], evaluation: Evaluation, policy: Policy, seed: int) -> Result:

@@ -16,7 +16,7 @@ from embodied.algos import checkpoint
 from embodied.algos.evaluate import evaluate
 from embodied.algos.trainer import Trainer
 from embodied.commands.build import make_fresh_env, make_policy, make_task, make_training_env, make_trials
-from embodied.commands.evaluate import report_evaluation, write_eval
+from embodied.commands.evaluate import final_evaluation, write_eval
 from embodied.compose import Invocation, options, to_yaml
 from embodied.config import BudgetOptions, EvalOptions
 from embodied.report.console import Progress
@@ -81,7 +81,7 @@ def run(invocation: Invocation) -> int:
     print(f"stopped: {reason}", flush=True)
     fresh = make_fresh_env(config, task, config["episodes"], print)
     seed = eval_seed(config["seed"], FINAL_SEED)
-    write_eval(invocation.run_dir, config, report_evaluation(config, evaluate(fresh, policy, seed), policy, seed))
+    write_eval(invocation.run_dir, config, final_evaluation(config, fresh, policy, seed))
     print(f"report: {write_page(invocation.run_dir)}")
     return 0
 
