@@ -22,27 +22,25 @@ from figures import Run, curves, make_runs, take_off, train
 from embodied.report.charts import Axis
 from embodied.report.statistics import wilson
 
-SFT = ["policy=flow", "policy.execute=4", "algo=sft", "eval.every=1000", "eval.sampled=true"]
-RL = [
-    "algo.critic_warmup=5",
-    "algo.policy_learning_rate=3e-5",
-    "algo.desired_kl=0.1",
-    "algo.epochs=8",
-    "algo.entropy=0",
-    "eval.every=20",
-    "eval.episodes=100",
-    "eval.sampled=true",
-]
-"""Of every way: rates and passes were chosen with Flow-SDE at .5, on seed 0."""
+CHUNKS = ["policy=flow", "policy.execute=4"]
+SFT = [*CHUNKS, "algo=sft", "eval.every=1000", "eval.sampled=true"]
+GRADIENTS = ["algo.desired_kl=0.1", "algo.epochs=8", "algo.entropy=0"]
+PPO = ["eval.every=20", "algo.critic_warmup=5", "algo.policy_learning_rate=3e-5", *GRADIENTS]
+GRPO = ["eval.every=12", "sim.num_worlds=256", "algo=grpo", "algo.learning_rate=3e-5", *GRADIENTS]
+HIORS = ["eval.every=20", "algo=hiors"]
+"""Rates and passes were chosen with Flow-SDE at .5, on seed 0."""
 WAYS: dict[str, tuple[list[str], tuple[int, ...]]] = {
-    "flow-SDE": ([], (0, 1, 2)),
-    "CPS": (["policy.method=cps"], (0, 1, 2)),
-    "flow-noise": (["policy.method=noise"], (0,)),
-    "flow-SDE, a = .2": (["policy.noise=0.2"], (0,)),
-    "flow-SDE, a = .8": (["policy.noise=0.8"], (0,)),
-    "flow-SDE, one index for all worlds": (["policy.shared_index=true"], (0,)),
+    "flow-SDE": (PPO, (0, 1, 2)),
+    "CPS": ([*PPO, "policy.method=cps"], (0, 1, 2)),
+    "flow-noise": ([*PPO, "policy.method=noise"], (0,)),
+    "flow-SDE, GRPO": (GRPO, (0,)),
+    "Hi-ORS": (HIORS, (0,)),
+    "flow-SDE, a = .2": ([*PPO, "policy.noise=0.2"], (0,)),
+    "flow-SDE, a = .8": ([*PPO, "policy.noise=0.8"], (0,)),
+    "flow-SDE, one index for all worlds": ([*PPO, "policy.shared_index=true"], (0,)),
 }
 """Words and seeds of each."""
+EVAL = ["eval.episodes=100", "eval.sampled=true"]
 
 ABOUT = """`python benchmarks/flow.py run`. Success is that of 500 fresh starts by the ordinary differential equation, from
 random noise; `noisy steps` with the exploration of training. The interval is Wilson's at 95 %, of the episodes of all seeds
@@ -85,7 +83,7 @@ def run(file: Path, asked: argparse.Namespace) -> None:
             words += [f"budget.iterations={asked.iterations}", f"out={out}"]
             subprocess.run([*command, "train", "task=assembly", *words], check=True)
     wanted = {
-        f"{way}/{seed}": [f"start={work}/sft-{asked.episodes}-{seed}", f"seed={seed}", *RL, *words]
+        f"{way}/{seed}": [f"start={work}/sft-{asked.episodes}-{seed}", f"seed={seed}", *EVAL, *words]
         for seed in (0, 1, 2)
         for way, (words, seeds) in WAYS.items()
         if seed in seeds

@@ -47,7 +47,7 @@ usage: embodied train task=<task> key=value ...
   episodes=500              of the final evaluation; eval.sampled=false: true evaluates sampled actions, too
   save.every=10             iterations between checkpoints
   out=runs/<task>/<date-time>-<seed>            folder of the run, must be new
-  start=<run>               begin with that run's policy, e.g. after algo=sft algo.data=<dataset>
+  start=<run>               begin with that run's policy, e.g. one that has imitated demonstrations
   resume=<run>              continue a run exactly where its last checkpoint left it
 {CONFIGURED}""",
     "eval": f"""\

@@ -181,7 +181,7 @@ def test_saved_in_the_middle_of_a_chunk_it_continues_bit_for_bit(method: str, tm
 
 def test_the_critic_warms_up_alone() -> None:
     ppo, env, obs = make_ppo(PPOOptions(num_steps=8, critic_hidden=[16], critic_warmup=2)), PointMass(), None
-    first, rate = [x.clone() for x in ppo.policy.state_dict().values()], float(ppo.learning_rate)
+    first, rate = [x.clone() for x in ppo.policy.state_dict().values()], float(ppo.surrogate.learning_rate)
     for update in range(3):
         critic = [p.detach().clone() for p in ppo.critic.parameters()]
         obs = collect(ppo, env, obs)
@@ -190,7 +190,7 @@ def test_the_critic_warms_up_alone() -> None:
         assert not same(critic, [p.detach() for p in ppo.critic.parameters()])
         assert any(moved) == (update == 2)
         if update < 2:
-            assert float(ppo.learning_rate) == rate
+            assert float(ppo.surrogate.learning_rate) == rate
 
 
 def _like(saved: list[Tensor], ppo: PPO) -> list[Tensor]:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from embodied.algos import losses, ppo, returns, rollout
+from embodied.algos import losses, ppo, returns, rollout, surrogate
 from embodied.policies import gaussian, networks, normaliser
 from embodied.sim import env
 from embodied.sim.engines import warp
@@ -19,8 +19,9 @@ from embodied.spec import observe
 HOT = {
     losses: (),
     returns: (),
-    rollout: ("__init__", "state_dict", "load_state_dict"),
-    ppo: ("__init__", "validate", "update", "_check_rollout", "state_dict", "load_state_dict", "_update"),
+    rollout: ("__init__", "check", "state_dict", "load_state_dict"),
+    ppo: ("__init__", "validate", "update", "state_dict", "load_state_dict", "_update"),
+    surrogate: ("__init__", "state_dict", "load_state_dict", "learn"),
     gaussian: ("__init__", "validate", "group_size"),
     networks: ("check_mlp", "mlp", "__init__"),
     normaliser: (),

@@ -49,7 +49,7 @@ def write(folder: Path, lengths: list[int], successes: list[bool], seed: int = 0
 
 def test_a_window_is_what_was_done_from_then_on_and_ends_with_its_episode(tmp_path) -> None:
     data = read(write(tmp_path / "data", [5, 2, 4], [True, False, True]))
-    windows = Windows.of(data, 3, True, CPU)
+    windows = Windows.of(data, 3, True, CPU, "algo.data")
     assert windows.left.tolist() == [5, 4, 3, 2, 1, 4, 3, 2, 1]  # the failed one is left out
     kept = np.concatenate([data.columns["action"][:5], data.columns["action"][7:]])
     obs, action, mask = windows.draw(500, torch.Generator().manual_seed(0))
@@ -61,16 +61,16 @@ def test_a_window_is_what_was_done_from_then_on_and_ends_with_its_episode(tmp_pa
             np.testing.assert_array_equal(done[i], kept[frame + i])
     counts = torch.stack([(obs["policy"] == row).all(1).sum() for row in windows.state])
     assert float(counts.min()) > 25  # 500 / 9 each
-    assert len(Windows.of(data, 3, False, CPU).left) == 11
+    assert len(Windows.of(data, 3, False, CPU, "algo.data").left) == 11
 
 
 def test_data_that_cannot_be_learned_from_is_refused(tmp_path) -> None:
     failed = read(write(tmp_path / "failed", [3, 3], [False, False]))
     with pytest.raises(BadInput, match=r"none of 2 episodes succeeded; algo\.only_success=false uses all"):
-        Windows.of(failed, 2, True, CPU)
-    windows = Windows.of(failed, 2, False, CPU)
+        Windows.of(failed, 2, True, CPU, "algo.data")
+    windows = Windows.of(failed, 2, False, CPU, "algo.data")
     with pytest.raises(BadInput, match="observations of 3 numbers and actions of 2, the task's policy sees 4"):
-        windows.check(4, 2, "there")
+        windows.check(4, 2)
     with pytest.raises(BadInput, match=r"algo\.data= is missing: expected a dataset, e.g. of embodied collect"):
         SFT.validate(SFTOptions(), 1)
     with pytest.raises(BadInput, match=r"algo\.data=nowhere is no folder"):

@@ -104,13 +104,13 @@ def test_metrics_are_scalars_on_the_device_under_known_names():
 def test_every_epoch_visits_every_transition_once_in_a_new_order():
     ppo = make_ppo(replace(SMALL, epochs=3, minibatch_size=25))  # does not divide the batch of 96
     collect(ppo, PointMass())
-    seen, learn = [], ppo._learn
+    seen, learn = [], ppo.surrogate._learn
 
     def spy(batch, index, threads):
         seen.append(batch["log_prob"][index])
         return learn(batch, index, threads)
 
-    ppo._learn = spy
+    ppo.surrogate._learn = spy
     everything = ppo.rollout.log_prob.flatten().sort().values.clone()
     ppo.update()
     assert [len(x) for x in seen] == [24] * 12
@@ -230,7 +230,7 @@ def test_learning_rate_moves_once_an_update_and_not_at_all_if_fixed():
     ppo, env = make_ppo(replace(SMALL, desired_kl=1e3)), PointMass()  # always far below the desired one
     collect(ppo, env)
     assert ppo.update()["lr"].item() == pytest.approx(1.5e-3)
-    rates = [group["lr"].item() for group in ppo.optimiser.param_groups]
+    rates = [group["lr"].item() for group in ppo.surrogate.optimiser.param_groups]
     assert rates == pytest.approx([1.5e-3, 1e-3])  # the policy's follows, the critic's does not
     ppo = make_ppo(replace(SMALL, desired_kl=None))
     collect(ppo, PointMass())

@@ -135,12 +135,12 @@ def test_clipped_surrogate_by_hand():
     weight = torch.tensor([0.2] * 5 + [0.0])
     expected = -(1.2 * 2 - 1.5 * 2 + 0.5 * 2 - 0.8 * 2 + 1.1) / 5
     log_ratio = ratio.log().requires_grad_()
-    loss = clipped_surrogate(log_ratio, advantage, weight, 0.2)
+    loss = clipped_surrogate(log_ratio, advantage, weight, 0.2, 0.2)
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     loss.backward()
     # of a clipped gain nothing more is to be had; a loss is felt however far
     assert [g != 0 for g in log_ratio.grad.tolist()] == [False, True, True, False, True, False]
-    assert clip_fraction(log_ratio, weight, 0.2).item() == pytest.approx(4 / 5)
+    assert clip_fraction(log_ratio, weight, 0.2, 0.2).item() == pytest.approx(4 / 5)
 
 
 def test_what_has_no_weight_may_hold_anything():

@@ -103,7 +103,7 @@ def test_half_of_the_transitions_are_learned_in_the_mirror() -> None:
     sizes = {"policy": 4, "critic": 3, "action": 2}
     batch = {name: torch.randn(1000, size) for name, size in sizes.items()}
     batch |= {name: torch.randn(1000) for name in ("advantage", "target", "log_prob", "valid")}
-    shown = learner(mirror)._half_mirrored(batch)
+    shown = learner(mirror).surrogate._half_mirrored(batch)
     kept = (shown["policy"] == batch["policy"]).all(-1)
     assert 400 < int(kept.sum()) < 600
     for name in sizes:
@@ -128,9 +128,9 @@ def test_a_policy_that_does_not_move_has_no_divergence_however_asymmetric_it_is(
     step = ppo.policy.act(obs)
     batch = obs | {"action": step.action[:, 0], "log_prob": step.log_prob, "target": torch.zeros(count)}
     batch |= {"advantage": torch.randn(count), "valid": torch.ones(count)}
-    shown, everyone = ppo._half_mirrored(batch), torch.arange(count)
+    shown, everyone = ppo.surrogate._half_mirrored(batch), torch.arange(count)
     scale = {name: 1 / shown[name].sum() for name in ("valid", "own")}
-    _, metrics = ppo._policy_gradient(shown, everyone, scale)
+    _, metrics = ppo.surrogate._policy_gradient(shown, everyone, scale)
     assert float(metrics["clip_fraction"]) > 0.1 and float(metrics["kl"]) == pytest.approx(0, abs=1e-6)
 
 

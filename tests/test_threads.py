@@ -98,7 +98,7 @@ def test_what_an_update_returns_keeps_no_graph():
     batch |= {name: torch.zeros(len(batch["policy"])) for name in ("log_prob", "advantage", "target")}
     batch |= {"action": ppo.rollout.trace["action"].flatten(0, 1)}
     batch |= dict.fromkeys(("valid", "own"), torch.ones(len(batch["policy"]), dtype=torch.bool))
-    metrics = ppo._learn(batch, torch.arange(20), 2)
+    metrics = ppo.surrogate._learn(batch, torch.arange(20), 2)
     assert not any(x.requires_grad for x in metrics.values())
 
 

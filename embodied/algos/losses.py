@@ -15,17 +15,18 @@ def weighted(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight > 0, x * weight, 0.0).sum()
 
 
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> Tensor:
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
     """Policy loss (Schulman et al. 2017, equation 7, negated).
 
     Args:
         log_ratio: log-probability now minus that when the action was taken [M].
         advantage: normalised [M].
         weight: [M].
-        clip: a ratio further than this from 1 earns nothing more.
+        low: a ratio further than this below 1 earns nothing more.
+        high: a ratio further than this above 1 earns nothing more.
     """
     ratio = log_ratio.exp()
-    return -weighted(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), weight)
+    return -weighted(torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage), weight)
 
 
 def value_loss(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -41,9 +42,10 @@ def approx_kl(log_ratio: Tensor, weight: Tensor) -> Tensor:
     return weighted(log_ratio.expm1() - log_ratio, weight)
 
 
-def clip_fraction(log_ratio: Tensor, weight: Tensor, clip: float) -> Tensor:
-    """Share of the valid transitions whose ratio lies outside 1 +- clip."""
-    return weighted((log_ratio.expm1().abs() > clip).float(), weight)
+def clip_fraction(log_ratio: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
+    """Share of the valid transitions whose ratio lies outside of 1 - low to 1 + high."""
+    beyond = log_ratio.expm1()
+    return weighted(((beyond < -low) | (beyond > high)).float(), weight)
 
 
 def adapted_rate(rate: Tensor, kl: Tensor, desired_kl: float, bounds: tuple[float, float]) -> Tensor:

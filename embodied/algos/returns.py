@@ -115,3 +115,46 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
         return torch.where(valid, x - mean, 0.0).square().sum() / count
 
     return 1 - variance(returns - value) / variance(returns).clamp(min=1e-8)
+
+
+def group_advantage(
+    outcome: Tensor, ended: Tensor, valid: Tensor, latest: int, group: int, keep: tuple[float, float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantages of whole episodes over those of their group: (outcome - mean) / standard deviation (arXiv 2402.03300).
+
+    Args:
+        outcome: of an episode, at its last step [T, N].
+        ended: bool [T, N], an episode's last step; the first step begins one in every world.
+        valid: bool [T, N]; a step that is not ends its episode, which counts nothing, for itself and for its group.
+        latest: episodes that began after this step count nothing.
+        group: worlds of a group, neighbours.
+        keep: groups whose mean outcome lies in these bounds count, and vary.
+
+    Returns:
+        The advantage [T, N] of each step's episode, 0 where it does not count; bool [T, N], it counts; the share of groups
+        that do.
+    """
+    result, whole = torch.zeros_like(outcome), torch.zeros_like(ended)
+    last, good = torch.zeros_like(outcome[0]), torch.zeros_like(ended[0])
+    for t in range(len(ended) - 1, -1, -1):
+        last = torch.where(ended[t], outcome[t], last)
+        good = torch.where(ended[t], valid[t], good)
+        result[t], whole[t] = last, good
+    begins = torch.ones_like(ended)
+    begins[1:] = ended[:-1]
+    index = torch.arange(len(ended), device=ended.device)[:, None]
+    began = torch.where(begins, index, 0).cummax(0).values
+    counted = whole & (began <= latest)
+
+    def of_groups(x: Tensor) -> Tensor:
+        """Sums over the episodes of a group [worlds / group]."""
+        return torch.where(begins & counted, x, 0.0).sum(0).view(-1, group).sum(1)
+
+    episodes = of_groups(torch.ones_like(result))
+    mean = of_groups(result) / episodes.clamp(min=1)
+    variance = of_groups(result.square()) / episodes.clamp(min=1) - mean.square()
+    low, high = keep
+    kept = (mean >= low) & (mean <= high) & (variance > 1e-6)
+    mean, std, every = (x.repeat_interleave(group) for x in (mean, variance.clamp(min=1e-6).sqrt(), kept))
+    counted = counted & every
+    return torch.where(counted, (result - mean) / std, 0.0), counted, kept.float().mean()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.algos.chunks import Decision
+from embodied.spec.errors import Fault
 from embodied.spec.protocols import Obs
 
 
@@ -105,6 +106,32 @@ class Rollout:
         invalid = ~self.valid
         for storage in (self.log_prob, self.value, self.reward, self.next_value, *self.trace.values(), *self.obs.values()):
             storage.masked_fill_(invalid.view(*invalid.shape, *[1] * (storage.ndim - 2)), 0)
+
+    def check(self, advantage: Tensor) -> None:
+        """Refuse a rollout that is not finite, naming the first cause; `advantage` [T, N] came of it.
+
+        Raises:
+            Fault: see there.
+        """
+        causes = {
+            **{f"observation group '{name}'": x for name, x in self.obs.items()},
+            "the reward": self.reward,
+            **{f"the policy's {name}": x for name, x in self.trace.items()},
+            "the log-probability of the action": self.log_prob,
+            "the critic's value": self.value,
+            "the critic's value of the final observation": self.next_value,
+            "the advantage": advantage,
+        }
+        # extremes carry NaN and inf along, and are far cheaper than isfinite of every element
+        extremes = torch.stack([torch.stack(x.aminmax()).double() for x in causes.values()])
+        finite = extremes.isfinite().all(-1).tolist()
+        for (cause, x), good in zip(causes.items(), finite, strict=True):
+            if not good:
+                step, world = (~x.isfinite()).nonzero()[0, :2].tolist()
+                raise Fault(
+                    f"{cause} is not finite, first at step {step} of the rollout in world {world}; "
+                    "nothing was learned from it and the weights are unchanged"
+                )
 
     def clear(self) -> None:
         """Forget all steps; the storage is kept."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algos.windows import Windows
+from embodied.algos.cotraining import CoOptions, co_training
+from embodied.algos.windows import Windows, check_folder
 from embodied.data.lerobot import read
 from embodied.spec.errors import BadInput, Fault
 from embodied.spec.protocols import Obs, Policy, Symmetry
@@ -20,7 +20,7 @@ from embodied.spec.registry import register
 
 
 @dataclass
-class SFTOptions:
+class SFTOptions(CoOptions):
     """Supervised fine-tuning on a dataset."""
 
     data: str = ""  # folder of the dataset: LeRobot v3, as `embodied collect` writes it
@@ -36,7 +36,8 @@ class SFTOptions:
 class SFT:
     """Makes what was done likely, or what the policy calls likely: `Policy.imitate`.
 
-    The worlds are for evaluation alone: an iteration takes no step of them. Statistics of the data normalise the policy, once.
+    The worlds are for evaluation alone: an iteration takes no step of them. Statistics of the data, those of `co_data`
+    included, normalise the policy, once.
 
     Args:
         options: see `SFTOptions`.
@@ -47,9 +48,10 @@ class SFT:
         device: where everything lives.
         seed: of noise and of the order of moments.
         mirror: not used.
+        max_episode_steps: not used.
 
     Raises:
-        BadInput: see `validate`; the dataset is of other observations or actions, or no episode of it can be used.
+        BadInput: see `validate`; a dataset is of other observations or actions, or no episode of it can be used.
     """
 
     steps_per_iteration = 0
@@ -64,18 +66,22 @@ class SFT:
         device: torch.device | str,
         seed: int,
         mirror: Symmetry | None = None,
+        max_episode_steps: int | None = None,
     ) -> None:
         self.validate(options, num_worlds)
         if rank_count() > 1:
             raise BadInput("algo=sft learns in one process: start it without torchrun")
         self.options, self.device = options, torch.device(device)
         self.policy = policy.to(self.device)
-        noise, order = (int(s) for s in np.random.SeedSequence([seed, 0]).generate_state(2))
+        noise, order, co_order = (int(s) for s in np.random.SeedSequence([seed, 0]).generate_state(3))
         self.policy.seed(noise)
         self.generator = torch.Generator(self.device).manual_seed(order)
-        self.windows = Windows.of(read(options.data), policy.horizon, options.only_success, self.device)
-        self.windows.check(obs_sizes["policy"], action_size, options.data)
-        self.policy.take_statistics({"policy": self.windows.state}, self.windows.action)
+        self.windows = Windows.of(read(options.data), policy.horizon, options.only_success, self.device, "algo.data")
+        self.windows.check(obs_sizes["policy"], action_size)
+        self.co = co_training(options, policy, obs_sizes, action_size, self.device, co_order)
+        sources = [self.windows] if self.co is None else [self.windows, self.co.windows]
+        state, action = torch.cat([x.state for x in sources]), torch.cat([x.action for x in sources])
+        self.policy.take_statistics({"policy": state}, action)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
@@ -87,9 +93,8 @@ class SFT:
         Raises:
             BadInput: an option outside its range, or no dataset.
         """
-        if not options.data or not Path(options.data).is_dir():
-            what = f"algo.data={options.data} is no folder" if options.data else "algo.data= is missing"
-            raise BadInput(f"{what}: expected a dataset, e.g. of embodied collect checkpoint=<run> episodes=30 out=data/demos")
+        check_folder("data", options.data)
+        options.check_co()
         for name in ("updates", "batch_size", "learning_rate", "max_grad_norm"):
             if getattr(options, name) <= 0:
                 raise BadInput(f"algo.{name}={getattr(options, name)}: expected more than 0")
@@ -113,6 +118,8 @@ class SFT:
         history = []
         for _ in range(self.options.updates):
             loss = self.policy.imitate(*self.windows.draw(self.options.batch_size, self.generator))
+            if self.co is not None:
+                loss = loss + self.options.co_weight * self.co.loss()
             self.optimiser.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.options.max_grad_norm)
@@ -130,6 +137,7 @@ class SFT:
             "optimiser": self.optimiser.state_dict(),
             "generators": {"noise": self.policy.generator.get_state(), "order": self.generator.get_state()},
             "data_sha256": self.windows.digest,
+            "co": None if self.co is None else self.co.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,8 +146,9 @@ class SFT:
         Raises:
             BadInput: the dataset is not the one that was learned from.
         """
-        if state["data_sha256"] != self.windows.digest:
-            raise BadInput(f"algo.data={self.options.data} has changed since: a resumed run needs the data that it began with")
+        self.windows.check_same(state["data_sha256"])
+        if self.co is not None:
+            self.co.load_state_dict(state["co"])
         self.policy.load_state_dict(state["policy"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.policy.generator.set_state(state["generators"]["noise"].cpu())

@@ -39,7 +39,7 @@ def pieces(index: Tensor, threads: int, uses: int) -> Sequence[Tensor]:
     if index.device.type != "cpu":
         return [index]
     step = threads // math.gcd(threads, uses)
-    return index.tensor_split(min(len(index), step * -(-len(index) // (step * ROWS))))
+    return index.tensor_split(max(1, min(len(index), step * -(-len(index) // (step * ROWS)))))
 
 
 def each(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:

@@ -40,7 +40,10 @@ class Trainer:
         """
         started = time.perf_counter()
         totals: dict[str, Tensor] = {}
+        group = getattr(self.learner, "group", None)
         with single_threaded(self.env.num_worlds):
+            if group is not None:
+                self.obs = self.env.restart(group)
             for _ in range(self.learner.steps_per_iteration):
                 action = self.learner.act(self.obs)
                 self.obs, reward, terminated, truncated, info = self.env.step(action)

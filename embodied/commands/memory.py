@@ -163,6 +163,8 @@ def predict(config: Mapping[str, Any]) -> Memory:
     simulator, device = config["sim"]["engine"], config["device"]
     if simulator != "cpu":
         raise BadInput(f"sim.engine={simulator}: memory can be predicted with sim.engine=cpu only")
+    if config["algo"]["name"] != "ppo":
+        raise BadInput(f"algo={config['algo']['name']}: memory can be predicted with algo=ppo only")
     if device != "cpu":
         free, total = torch.cuda.mem_get_info(device)
         found = f"{_size(free)} of {_size(total)} are free on it"

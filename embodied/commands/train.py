@@ -119,6 +119,7 @@ def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tupl
         config["device"],
         config["seed"],
         env.mirror,
+        env.max_episode_steps,
     )
     if isinstance(env.sampler, ScoringSampler) and not hasattr(learner, "advantage"):
         name, algo = config["sampler"]["name"], config["algo"]["name"]

@@ -133,6 +133,7 @@ class WorldsEnv:
         self._slots = torch.full((count,), -1, dtype=torch.int64, device=device)
         self._invalid_total = torch.zeros((), dtype=torch.int64, device=device)
         self._visited.clear()
+        self._held: Tensor | None = None
         slots = self.sampler.sample()
         self._state: dict[str, Tensor] = {}
         self._begin(self._all, slots)
@@ -140,6 +141,21 @@ class WorldsEnv:
             self._steps = torch.randint(self.max_episode_steps, (count,), generator=self._generator, device=device)
         else:
             self._slots = slots
+        self._mark_time()
+        truth, self._seen = self.task.look(self.engine, self._state, self._generator)
+        self._obs = self.task.observe(truth, self._seen, self._state)
+        return self._obs
+
+    def restart(self, group: int) -> Obs:
+        """Cut all episodes, which record nothing, and start every world anew.
+
+        Until the next call the worlds of a group, `group` neighbours, begin every episode at the same configuration.
+        """
+        held = self._held = self.sampler.sample()[::group].repeat_interleave(group)
+        self._begin(self._all, held)
+        self._slots = held
+        self._steps = torch.zeros_like(self._steps)
+        self._returns = torch.zeros_like(self._returns)
         self._mark_time()
         truth, self._seen = self.task.look(self.engine, self._state, self._generator)
         self._obs = self.task.observe(truth, self._seen, self._state)
@@ -222,7 +238,7 @@ class WorldsEnv:
 
         Worlds that go on keep what they saw: looking twice would draw noise twice.
         """
-        slots = self.sampler.sample()
+        slots = self.sampler.sample() if self._held is None else self._held
         self._begin(ended, slots)
         self._slots = torch.where(ended, slots, self._slots)
         self._steps = torch.where(ended, 0, self._steps)
@@ -280,6 +296,7 @@ class WorldsEnv:
             "steps": self._steps,
             "returns": self._returns,
             "slots": self._slots,
+            "held": self._held,
             "visited": list(self._visited),
             "invalid_total": self._invalid_total,
             "generator": self._generator.get_state(),
@@ -302,6 +319,7 @@ class WorldsEnv:
         self._obs = {name: value.to(self.device).clone() for name, value in state["obs"].items()}
         for name in ("steps", "returns", "slots", "invalid_total"):
             setattr(self, f"_{name}", state[name].to(self.device).clone())
+        self._held = None if state["held"] is None else state["held"].to(self.device).clone()
         self._visited = [slots.to(self.device).clone() for slots in state["visited"]]
         self._generator.set_state(state["generator"])
         self.sampler.load_state_dict(state["sampler"])

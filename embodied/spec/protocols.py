@@ -167,6 +167,13 @@ class VecEnv(Protocol):
         """
         ...
 
+    def restart(self, group: int) -> Obs:
+        """Cut all episodes, which record nothing, and start every world anew.
+
+        Until the next call the worlds of a group, `group` neighbours, begin every episode at the same configuration.
+        """
+        ...
+
     def end_iteration(self, advantage: Tensor | None) -> int:
         """The last T steps are learned from: `advantage` [T, N] of them, if the learner has it. Every rank calls it.
 
@@ -269,6 +276,7 @@ class Learner(Protocol):
     """Learns from a stream of transitions. The trainer calls act, observe `steps_per_iteration` times, then update.
 
     A learner that computes advantages keeps those of its last update as `advantage` [T, N]; the others lack the attribute.
+    One that compares episodes of like beginnings has `group`, for which the trainer restarts the worlds before each iteration.
     """
 
     steps_per_iteration: int

@@ -40,6 +40,7 @@ BUILTIN_MODULES = (
     "embodied.policies.flow",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
+    "embodied.algos.grpo",
     "embodied.algos.sft",
 )
 
