@@ -362,7 +362,7 @@ USUAL = {
     "algo.learning_rate": 0.003,
     "algo.entropy": 0.0,
     # an evaluation of 10 s takes as long as some hundred thousand steps: train so long, and evaluate once
-    "budget.env_steps": 1_200_000,
+    "budget.env_steps": 900_000,
     "budget.target_success": None,
     "eval.every": 1000,
 }
