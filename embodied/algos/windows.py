@@ -88,9 +88,11 @@ class Windows:
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Obs, Tensor, Tensor]:
         """Random moments: observations, what was done from then on [M, H, A], and bool [M, H], before the episode's end."""
-        device = self.state.device
-        frame = torch.randint(len(self.state), (count,), generator=generator, device=device)
-        ahead = torch.arange(self.horizon, device=device)
+        return self.at(torch.randint(len(self.state), (count,), generator=generator, device=self.state.device))
+
+    def at(self, frame: Tensor) -> tuple[Obs, Tensor, Tensor]:
+        """The moments int64 [M], as `draw` gives them; the frames are a ring."""
+        ahead = torch.arange(self.horizon, device=frame.device)
         mask = ahead < self.left[frame, None]
-        action = self.action[(frame[:, None] + ahead).clamp(max=len(self.action) - 1)]
+        action = self.action[(frame[:, None] + ahead) % len(self.action)]
         return {"policy": self.state[frame]}, action, mask

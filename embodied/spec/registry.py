@@ -41,6 +41,7 @@ BUILTIN_MODULES = (
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
     "embodied.algos.grpo",
+    "embodied.algos.hiors",
     "embodied.algos.sft",
 )
 
