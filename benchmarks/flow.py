@@ -1,8 +1,8 @@
 """Flow policies from a few demonstrations to reinforcement: `python benchmarks/flow.py run|report ...`.
 
-`run` trains a teacher (`embodied train task=assembly`), collects `--episodes` demonstrations of it, imitates them (`algo=sft`,
-once for each seed), and goes on from there by PPO in every way of `WAYS`, each for `--env-steps` steps and evaluated on 500
-fresh starts, with ordinary steps and with noisy ones. A run that the results already have is skipped: interrupt the command
+`run` records `--episodes` demonstrations of the assembly task's script, imitates those that succeeded (`algo=sft`, once for each
+seed), and goes on from there in every way of `WAYS`, each for `--env-steps` steps and evaluated on 500 fresh starts, with
+ordinary steps and with noisy ones. A run that the results already have is skipped: interrupt the command
 and give it again. Results go to docs/results/flow.json, and from it to flow.md and flow.svg; `report` only does that.
 """
 
@@ -26,8 +26,10 @@ CHUNKS = ["policy=flow", "policy.execute=4"]
 SFT = [*CHUNKS, "algo=sft", "eval.every=1000", "eval.sampled=true"]
 GRADIENTS = ["algo.desired_kl=0.1", "algo.epochs=8", "algo.entropy=0"]
 PPO = ["eval.every=20", "algo.critic_warmup=5", "algo.policy_learning_rate=3e-5", *GRADIENTS]
-GRPO = ["eval.every=12", "sim.num_worlds=256", "algo=grpo", "algo.learning_rate=3e-5", *GRADIENTS]
-HIORS = ["eval.every=20", "algo=hiors"]
+FAR = ["sampler=uniform", "task.bank.inserted=0", "task.bank.near=0", "task.bank.far=1"]
+"""Starts of training as far as those of evaluation, all alike: for learners that compare episodes with each other."""
+GRPO = ["eval.every=12", "sim.num_worlds=512", *FAR, "algo=grpo", "algo.learning_rate=3e-5", *GRADIENTS]
+HIORS = ["eval.every=20", *FAR, "algo=hiors", "algo.sampled=false"]
 """Rates and passes were chosen with Flow-SDE at .5, on seed 0."""
 WAYS: dict[str, tuple[list[str], tuple[int, ...]]] = {
     "flow-SDE": (PPO, (0, 1, 2)),
@@ -52,12 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("--env-steps", type=int, default=2_000_000)
-    parser.add_argument("--episodes", type=int, default=4, help="demonstrations")
+    parser.add_argument("--episodes", type=int, default=10, help="demonstrations")
     parser.add_argument("--iterations", type=int, default=20, help="of imitation")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/flow"), help="folder of the teacher, its episodes and imitators"
-    )
+    parser.add_argument("--work", type=Path, default=Path("runs/flow"), help="folder of the demonstrations and imitators")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--extra", nargs="+", default=[], help="further words for `embodied train`, to try this command out")
     asked = parser.parse_args()
@@ -68,14 +68,13 @@ def main() -> None:
 
 
 def run(file: Path, asked: argparse.Namespace) -> None:
-    """Make what is lacking: teacher, demonstrations, imitators, and then the runs."""
+    """Make what is lacking: demonstrations, imitators, and then the runs."""
     work: Path = asked.work
     command = [sys.executable, "-m", "embodied.cli"]
-    teacher, demos = work / "teacher", work / f"demos-{asked.episodes}"
-    if not (teacher / "eval.json").exists():
-        subprocess.run([*command, "train", "task=assembly", f"out={teacher}", *asked.extra], check=True)
+    demos = work / f"demos-{asked.episodes}"
     if not demos.exists():
-        subprocess.run([*command, "collect", f"checkpoint={teacher}", f"episodes={asked.episodes}", f"out={demos}"], check=True)
+        collect = [*command, "collect", "task=assembly", "expert=script", f"episodes={asked.episodes}", f"out={demos}"]
+        subprocess.run(collect, check=True)
     for seed in sorted({seed for _, seeds in WAYS.values() for seed in seeds}):
         out = work / f"sft-{asked.episodes}-{seed}"
         if not (out / "eval.json").exists():
@@ -124,7 +123,7 @@ def report(file: Path) -> None:
     imitation = {tuple(sorted(one["before"].items())) for some in runs.values() for one in some}
     before = ", ".join(f"{p:.1%}" for p in sorted(dict(items)["success_at_end"] for items in imitation))
     lines = [
-        f"# From {conditions['episodes']} demonstrations: imitation, then {conditions['env_steps'] / 1e6:g} M steps of PPO",
+        f"# From {conditions['episodes']} demonstrations: imitation, then {conditions['env_steps'] / 1e6:g} M steps of learning",
         "",
         *textwrap.wrap(made, 120),
         "",

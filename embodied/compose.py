@@ -44,6 +44,8 @@ EVALUABLE = ("task", "robot", "sim", "episodes", "seed", "out", "device", "eval"
 MEASURES = ("bench sim", "deploy sim")
 """Commands that keep no run."""
 MEASURED = (*GROUPS, "sim", "seed", "device")
+EXPERT, EXPERTS = "expert", ("script",)
+"""Who acts in `collect` in place of a run's policy."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Invocation:
         checkpoint: the file to evaluate.
         resume: the checkpoint file to continue from.
         out_file: the file to `export` to, if one was named.
+        expert: who acts in place of a policy.
         started: Unix time from which the run's clock counts: the start of the process, of the job in a sweep.
     """
 
@@ -69,6 +72,7 @@ class Invocation:
     checkpoint: Path | None = None
     resume: Path | None = None
     out_file: Path | None = None
+    expert: str | None = None
     started: float = field(default_factory=lambda: psutil.Process().create_time())
 
 
@@ -84,9 +88,10 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         BadInput: anything is misspelt, of a wrong type, out of range, or a path does not hold what it should.
     """
     parsed = parse(overrides)
-    source = _source(command, parsed)
+    expert = _expert(command, parsed)
+    source = None if expert else _source(command, parsed)
     chosen = [one for one in parsed if one.key_or_group in GROUPS]
-    values = [one for one in parsed if one.key_or_group not in (*GROUPS, *SOURCES)]
+    values = [one for one in parsed if one.key_or_group not in (*GROUPS, *SOURCES, EXPERT)]
     usual: dict[str, Any] = {}
     if source is None:
         nodes, usual = _choose(chosen)
@@ -133,6 +138,7 @@ def compose(command: str, overrides: list[str], job: int | None = None) -> Invoc
         checkpoint=None if command == "train" else source,
         resume=source if command == "train" else None,
         out_file=out_file,
+        expert=expert,
     )
 
 
@@ -196,6 +202,25 @@ def _source(command: str, parsed: list[Override]) -> Path | None:
             raise BadInput(f"no run under runs/ to {command}: name one with checkpoint=, or embodied train task=...")
         path = locate("checkpoint", str(run))
     return path
+
+
+def _expert(command: str, parsed: list[Override]) -> str | None:
+    """Who acts in place of a policy, if that is asked for."""
+    given = [one for one in parsed if one.key_or_group == EXPERT]
+    if not given:
+        return None
+    for one in given:
+        check_form(one)
+    text, value = given[-1].input_line, str(given[-1].value())
+    if command != "collect":
+        raise BadInput(f"{text}: collect alone records an expert; {command} does not")
+    if len(given) > 1:
+        raise BadInput(f"{EXPERT}= is given twice")
+    if value not in EXPERTS:
+        raise BadInput(f"{text}: {nearest(value, EXPERTS)}")
+    if any(one.key_or_group in SOURCES for one in parsed):
+        raise BadInput(f"{text}: it acts in place of a run's policy: leave out checkpoint=, or {EXPERT}=")
+    return value
 
 
 def _start(command: str, values: list[Override]) -> Path | None:
@@ -285,6 +310,8 @@ def _check_used(command: str, source: Path | None, parsed: list[Override]) -> No
     free: tuple[str, ...]
     if command == "train":
         free, why = RESUMABLE, "a resumed run keeps its configuration"
+    elif command == "collect" and source is None:
+        free, why = EVALUABLE, "collect of a script trains nothing"
     elif source is None:
         free, why = MEASURED, f"{command} measures and keeps no run"
     else:

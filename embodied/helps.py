@@ -10,7 +10,7 @@ usage: embodied <command> key=value ...
   train      train a policy for a task, then evaluate it
   eval       success rate of a trained policy, with its confidence interval
   play       recording and video of a trained policy
-  collect    episodes of a trained policy as a LeRobot dataset
+  collect    episodes of a trained policy, or of a task's script, as a LeRobot dataset
   export     a trained policy as one self-describing ONNX file
   deploy     a policy on a robot: check, sim, run, stop, clear, faults, replay, repair
   bench sim  speed of a task's simulation
@@ -66,9 +66,11 @@ usage: embodied play checkpoint=<run> key=value ...
 {CONFIGURED}""",
     "collect": f"""\
 usage: embodied collect checkpoint=<run> out=<folder> key=value ...
+       embodied collect task=<task> expert=script out=<folder> key=value ...
 
   out=          folder of the dataset, must be new: LeRobot v3, which algo=sft learns from with algo.data=
   checkpoint=   folder of a run, or one of its checkpoint files; the newest under runs/ by default
+  expert=script     in place of a policy, a script that sees what a policy sees: task=assembly has one
   episodes=500  seed=0  device=cpu
   task.* robot.* sim.* eval.*       change what the run was trained with
 {CONFIGURED}""",

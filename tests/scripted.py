@@ -1,4 +1,4 @@
-"""A scripted way to put any part in, and cells to try it in."""
+"""Cells in which a task's script puts parts in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from embodied.sim.samplers.fixed import Fixed
 from embodied.sim.tasks import assembly_starts
 from embodied.sim.tasks.assembly import Assembly
 from embodied.sim.tasks.assembly_options import AssemblyOptions, BankOptions
-from embodied.spec.observe import turn_about_z
-from embodied.spec.rotations import quat_conjugate, quat_multiply, quat_to_rotvec, rotate_inverse
+from embodied.spec.rotations import quat_conjugate, quat_multiply, rotate_inverse
 
 ROBOTS = {"franka": lambda: franka(FrankaOptions()), "ur5e": lambda: ur5e(Ur5eOptions())}
 EXACT = {"pose_bias": 0.0, "pose_noise": 0.0, "yaw_bias": 0.0}
@@ -55,32 +54,13 @@ def relative(readings: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return at, quat_multiply(quat_conjugate(socket), readings["tcp_quat"])
 
 
-def insert(task: Assembly, seen: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-    """Actions [N, 6]: align 2 mm above the mouth, push, and, where the part locks, turn it at the bottom."""
-    at, turned = relative(seen)
-    target, target_turned = relative({**seen, "tcp_pos": state["target_pos"], "tcp_quat": state["target_quat"]})
-    twist, tilt = turn_about_z(turned), quat_to_rotvec(turned)[:, :2].norm(dim=-1)
-    aligned = (at[:, :2].norm(dim=-1) < 0.0007) & (tilt < 0.03) & (twist.abs() < 0.03)
-    inside = at[:, 2] > 0.0005
-    height = torch.where(aligned | inside, at[:, 2] + 0.006, -0.002)
-    success = task.spec.success
-    wanted = torch.zeros_like(twist)
-    if success.turn is not None:
-        bottom = (at[:, 2] > success.depth) | ((twist > 0.2) & inside)
-        wanted = torch.where(bottom, success.turn + 0.1, 0.0)
-    to = torch.stack([(wanted / 2).cos(), 0 * wanted, 0 * wanted, (wanted / 2).sin()], -1)
-    move = torch.stack([-target[:, 0], -target[:, 1], height - target[:, 2]], -1)
-    turn = quat_to_rotvec(quat_multiply(to, quat_conjugate(target_turned)))
-    return torch.cat([move / task.spec.action.translation, turn / task.spec.action.rotation], -1).clamp(-1.0, 1.0)
-
-
 def successes(env: WorldsEnv, seed: int = 0) -> Tensor:
-    """Bool [N]: the first episode of each world succeeds by `insert`."""
+    """Bool [N]: the first episode of each world succeeds by the task's script."""
     env.reset(seed)
     done = torch.zeros(env.num_worlds, dtype=torch.bool)
     good = torch.zeros(env.num_worlds, dtype=torch.bool)
     for _ in range(env.max_episode_steps):
-        _, _, terminated, _, info = env.step(insert(env.task, env._seen, env._state))
+        _, _, terminated, _, info = env.step(env.task.script(env.engine, env._state))
         assert not info["invalid"].any()
         good |= info["success"] & ~done
         done |= terminated

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import EXACT, ROBOTS, cell, env_from, insert, place, relative, successes
+from scripted import EXACT, ROBOTS, cell, env_from, place, relative, successes
 from worlds import make_engine
 
 from embodied.sim.tasks import assembly_starts
@@ -332,11 +332,11 @@ def test_limits_of_time_and_depth_are_the_parts_unless_given() -> None:
     assert LOCKED - 0.0005 < cell("bayonet").spec.success.depth < LOCKED < HOLE
 
 
-def test_insert_pushes_only_what_is_aligned() -> None:
-    """The script of these tests is no brute force: from 10 mm beside the mouth it first moves over."""
+def test_the_script_pushes_only_what_is_aligned() -> None:
+    """The script is no brute force: from 10 mm beside the mouth it first moves over."""
     task = cell("peg", **EXACT)
     rows, _ = place(task, torch.full((1,), -0.01), torch.zeros(1), torch.tensor([[0.01, 0.0]]))
     env = env_from(task, rows)
     env.reset(0)
-    action = insert(task, env._seen, env._state)
+    action = task.script(env.engine, env._state)
     assert float(action[0, 0]) == -1.0 and float(action[0, 2]) == 1.0

@@ -99,7 +99,7 @@ class HiORS:
         self.threshold = 0.0
         self._worth: list[Tensor] = []  # of the episodes of this iteration
         self._accepted = 0
-        # the first episodes to be over are the short ones: no threshold before all kinds have come
+        # the first episodes to be over are the short ones: nothing is learned, and nothing compared, before all kinds have come
         self._waiting = 2 * max_episode_steps
 
     @staticmethod
@@ -159,22 +159,23 @@ class HiORS:
         self.count += len(left)
 
     def update(self) -> dict[str, Tensor]:
-        """Raise the threshold, and take `updates` gradient steps on what was kept so far, if anything.
+        """Raise the threshold, and take `updates` gradient steps on what was kept so far, if there is anything, once the worlds
+        had the time of two episodes.
 
         Raises:
             Fault: the loss is not finite.
         """
         worth = torch.cat(self._worth)
         figures = {"threshold": self.threshold, "episodes_kept": self._accepted / max(len(worth), 1)}
-        self._waiting -= self.options.num_steps
-        if len(worth) and self._waiting <= 0:
+        self._waiting = max(0, self._waiting - self.options.num_steps)
+        if len(worth) and not self._waiting:
             self.threshold = max(self.threshold, float(worth.quantile(self.options.quantile)))
         self._worth, self._accepted = [], 0
         moving = self.kept.action[: self.count].norm(dim=1) >= self.options.idle
         among = torch.nonzero(moving)[:, 0]
         figures["moments"] = float(len(among))
         metrics = {name: torch.tensor(x, device=self.device) for name, x in figures.items()}
-        return metrics | self._learn(among) if len(among) else metrics
+        return metrics | self._learn(among) if len(among) and not self._waiting else metrics
 
     def _learn(self, among: Tensor) -> dict[str, Tensor]:
         history = []

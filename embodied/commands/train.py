@@ -16,6 +16,7 @@ from embodied.algos import checkpoint
 from embodied.algos.evaluate import evaluate
 from embodied.algos.trainer import Trainer
 from embodied.commands.build import make_fresh_env, make_policy, make_task, make_training_env, make_trials
+from embodied.commands.datasets import check_datasets
 from embodied.commands.evaluate import final_evaluation, write_eval
 from embodied.compose import Invocation, options, to_yaml
 from embodied.config import BudgetOptions, EvalOptions
@@ -107,6 +108,7 @@ def begin_with(policy: Policy, start: str) -> None:
 
 def build(config: dict[str, Any], task: Any, say: Callable[[str], None]) -> tuple[Trainer, Policy]:
     """The training worlds, policy and learner of a configuration."""
+    check_datasets(config, task.spec)
     env = make_training_env(config, task, say)
     policy = make_policy(config, env.obs_sizes, env.action_size)
     policy.begin_at(task.rest_action)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from embodied.sim.env import Task, WorldsEnv
 from embodied.sim.resets import ResetBank
@@ -25,3 +26,7 @@ class FreshStarts(WorldsEnv):
         """Generate the starts that `seed` decides, and start from them."""
         self._rows = self.task.fresh_starts(self.engine, torch.Generator().manual_seed(seed))
         return super().reset(seed)
+
+    def scripted(self) -> Tensor:
+        """What the task's script would do now [N, A], of a task that has one."""
+        return self.task.script(self.engine, self._state)  # type: ignore[attr-defined]  # few tasks have one

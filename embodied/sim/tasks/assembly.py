@@ -17,6 +17,7 @@ from embodied.sim.robots import check_kind
 from embodied.sim.robots.arm import REFERENCE_QUAT, Arm
 from embodied.sim.tasks import assembly_starts
 from embodied.sim.tasks.assembly_options import AssemblyOptions, check
+from embodied.sim.tasks.assembly_script import insert
 from embodied.sim.tasks.cell import CENTRE, MOUTH_HEIGHT, build_cell
 from embodied.sim.tasks.parts import PARTS
 from embodied.sim.tasks.physics import put
@@ -171,6 +172,11 @@ class Assembly:
         state["action_rate"] = (memory["last_action"] - state["last_action"]).square().sum(-1)
         state.update(memory)
         engine.write("ctrl", self.controls(pos, quat))
+
+    def script(self, engine: Engine, state: dict[str, Tensor]) -> Tensor:
+        """Actions [N, A] of a script that sees the socket as a policy does; see `assembly_script.insert`."""
+        seen = {"socket_pos": state["seen_pos"], "socket_quat": state["seen_quat"]}
+        return insert(self.spec, self._truth(engine, state) | seen, state)
 
     def disturb(self, engine: Engine, state: dict[str, Tensor], generator: torch.Generator) -> None:
         """Nothing befalls a cell."""
