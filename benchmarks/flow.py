@@ -1,7 +1,7 @@
 """Flow policies from a few demonstrations to reinforcement: `python benchmarks/flow.py run|report ...`.
 
-`run` records `--episodes` demonstrations of the assembly task's script, imitates those that succeeded (`algo=sft`, once for each
-seed), and goes on from there in every way of `WAYS`, each for `--env-steps` steps and evaluated on 500 fresh starts, with
+`run` records `--episodes` demonstrations of the assembly task's script, imitates those that succeeded (`algo=sft`, once for
+each seed), and goes on from there in every way of `WAYS`, each for `--env-steps` steps and evaluated on 500 fresh starts, with
 ordinary steps and with noisy ones. A run that the results already have is skipped: interrupt the command
 and give it again. Results go to docs/results/flow.json, and from it to flow.md and flow.svg; `report` only does that.
 """
@@ -29,7 +29,7 @@ PPO = ["eval.every=20", "algo.critic_warmup=5", "algo.policy_learning_rate=3e-5"
 FAR = ["sampler=uniform", "task.bank.inserted=0", "task.bank.near=0", "task.bank.far=1"]
 """Starts of training as far as those of evaluation, all alike: for learners that compare episodes with each other."""
 GRPO = ["eval.every=12", "sim.num_worlds=512", *FAR, "algo=grpo", "algo.learning_rate=3e-5", *GRADIENTS]
-HIORS = ["eval.every=20", *FAR, "algo=hiors", "algo.sampled=false"]
+HIORS = ["eval.every=20", *FAR, "algo=hiors", "algo.sampled=false", "algo.co_data={demos}", "algo.co_weight=1"]
 """Rates and passes were chosen with Flow-SDE at .5, on seed 0."""
 WAYS: dict[str, tuple[list[str], tuple[int, ...]]] = {
     "flow-SDE": (PPO, (0, 1, 2)),
@@ -82,7 +82,12 @@ def run(file: Path, asked: argparse.Namespace) -> None:
             words += [f"budget.iterations={asked.iterations}", f"out={out}"]
             subprocess.run([*command, "train", "task=assembly", *words], check=True)
     wanted = {
-        f"{way}/{seed}": [f"start={work}/sft-{asked.episodes}-{seed}", f"seed={seed}", *EVAL, *words]
+        f"{way}/{seed}": [
+            f"start={work}/sft-{asked.episodes}-{seed}",
+            f"seed={seed}",
+            *EVAL,
+            *(word.format(demos=demos) for word in words),
+        ]
         for seed in (0, 1, 2)
         for way, (words, seeds) in WAYS.items()
         if seed in seeds
@@ -122,8 +127,9 @@ def report(file: Path) -> None:
     made = f"{host['date']}, {host['cores']} cores of {host['cpu']}, made by {ABOUT}"
     imitation = {tuple(sorted(one["before"].items())) for some in runs.values() for one in some}
     before = ", ".join(f"{p:.1%}" for p in sorted(dict(items)["success_at_end"] for items in imitation))
+    steps = f"{conditions['env_steps'] / 1e6:g} M steps"
     lines = [
-        f"# From {conditions['episodes']} demonstrations: imitation, then {conditions['env_steps'] / 1e6:g} M steps of learning",
+        f"# From {conditions['episodes']} demonstrations: imitation, then {steps} of learning",
         "",
         *textwrap.wrap(made, 120),
         "",

@@ -24,7 +24,7 @@ class HiORSOptions(CoOptions):
     """Rejection sampling and imitation of what is kept."""
 
     num_steps: int = 24  # steps of every world an iteration
-    updates: int = 32  # gradient steps an iteration
+    updates: int = 50  # gradient steps an iteration
     batch_size: int = 512  # moments
     learning_rate: float = 1e-4
     max_grad_norm: float = 1.0
