@@ -1,7 +1,7 @@
 """Simulation, a few demonstrations of the real robot, or both: `python benchmarks/cotraining.py run|report ...`.
 
-"Real" is the same task with a shifted plant (`REAL`), outside of what training randomises. `run` trains a teacher in
-simulation and lets it go on on the real plant, collects demonstrations of both, and makes of them, for each seed:
+"Real" is the same task with a shifted plant (`REAL`), outside of what training randomises. `run` records demonstrations of the
+assembly task's script on both plants, and makes of those that succeeded, for each seed:
 
 - `SFT, real`: imitation of the real demonstrations alone;
 - `SFT, real and simulated`: of both, each with half of the loss;
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("--env-steps", type=int, default=1_000_000)
-    parser.add_argument("--episodes", type=int, default=6, help="demonstrations of each plant")
+    parser.add_argument("--episodes", type=int, default=20, help="demonstrations of each plant")
     parser.add_argument("--iterations", type=int, default=20, help="of imitation")
     parser.add_argument("--work", type=Path, default=Path("runs/cotraining"), help="folder of all runs and datasets")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
@@ -59,16 +59,12 @@ def main() -> None:
 def run(file: Path, asked: argparse.Namespace) -> None:
     """Make what is lacking, and evaluate all of it."""
     work: Path = asked.work
-    train(work / "teacher", [], asked.extra)
-    train(
-        work / "teacher-real", [f"start={work / 'teacher'}", *REAL, "eval.randomise=true", "algo.critic_warmup=5"], asked.extra
-    )
-    for name in ("teacher", "teacher-real"):
-        if not demos(asked, name).exists():
-            words = [f"checkpoint={work / name}", f"episodes={asked.episodes}", f"out={demos(asked, name)}"]
+    real, simulated = (work / f"demos-{name}-{asked.episodes}" for name in ("real", "simulated"))
+    for folder, plant in ((real, ["eval.randomise=true", *REAL]), (simulated, [])):
+        if not folder.exists():
+            words = ["task=assembly", "expert=script", f"episodes={asked.episodes}", f"out={folder}", *plant]
             subprocess.run([*COMMAND, "collect", *words], check=True)
     imitate = [*CHUNKS, "algo=sft", f"budget.iterations={asked.iterations}", "eval.every=1000", "budget.target_success=null"]
-    real, simulated = demos(asked, "teacher-real"), demos(asked, "teacher")
     learn = [*PPO, f"budget.env_steps={asked.env_steps}", "budget.target_success=null"]
     results = {}
     for seed in SEEDS:
@@ -92,11 +88,6 @@ def run(file: Path, asked: argparse.Namespace) -> None:
             conditions = {"env_steps": asked.env_steps, "episodes": asked.episodes, "iterations": asked.iterations}
             made = {"host": describe_host(), "conditions": conditions | {"extra": asked.extra}, "runs": results}
             file.write_text(json.dumps(made, indent=1) + "\n")
-
-
-def demos(asked: argparse.Namespace, teacher: str) -> Path:
-    """Folder of a teacher's demonstrations."""
-    return asked.work / f"demos-{teacher}-{asked.episodes}"
 
 
 def train(folder: Path, words: list[str], extra: list[str]) -> None:
