@@ -233,3 +233,5 @@ def test_a_build_that_fails_is_named():
     config["robot"]["name"] = "absent"
     with pytest.raises(Fault, match=r"a build with 256 worlds failed.*absent"):
         memory.predict(config)
+    assert cli.main(["doctor", "task=assembly", "algo=grpo"]) == 2
+    assert capsys.readouterr().err == "error: algo=grpo: memory can be predicted with algo=ppo only\n"
