@@ -217,3 +217,17 @@ def test_a_flow_policy_learns_a_point_mass(method: str) -> None:
         means.append(float(ppo.rollout.reward.mean()))
         ppo.update()
     assert np.mean(means[:5]) < -0.6 and np.mean(means[-10:]) > -0.45
+
+
+def test_a_minibatch_is_counted_in_chunks() -> None:
+    ppo = make_ppo(PPOOptions(num_steps=8, critic_hidden=[16], epochs=1, minibatch_size=12))
+    collect(ppo, PointMass())
+    decisions, seen, learn = int(ppo.rollout.decided.sum()), [], ppo.surrogate._learn
+
+    def spy(batch, index, threads):
+        seen.append(len(index))
+        return learn(batch, index, threads)
+
+    ppo.surrogate._learn = spy
+    ppo.update()
+    assert decisions < 8 * WORLDS and sum(seen) == decisions and max(seen) <= 12 and len(seen) == -(-decisions // 12)

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from embodied.algos import losses, ppo, returns, rollout, surrogate
+from embodied.algos import grpo, losses, ppo, returns, rollout, surrogate
 from embodied.policies import gaussian, networks, normaliser
 from embodied.sim import env
 from embodied.sim.engines import warp
@@ -21,7 +21,8 @@ HOT = {
     returns: (),
     rollout: ("__init__", "check", "state_dict", "load_state_dict"),
     ppo: ("__init__", "validate", "update", "state_dict", "load_state_dict", "_update"),
-    surrogate: ("__init__", "state_dict", "load_state_dict", "learn"),
+    grpo: ("__init__", "validate", "update", "_update", "state_dict", "load_state_dict"),
+    surrogate: ("__init__", "state_dict", "load_state_dict", "learn", "_minibatches"),
     gaussian: ("__init__", "validate", "group_size"),
     networks: ("check_mlp", "mlp", "__init__"),
     normaliser: (),

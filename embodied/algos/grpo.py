@@ -89,7 +89,6 @@ class GRPO:
             self.policy,
             None,
             (options.learning_rate,),
-            steps * num_worlds,
             torch.Generator(self.device).manual_seed(permutation_seed),
             co=co_training(options, self.policy, obs_sizes, action_size, self.device, co_seed),
         )

@@ -105,7 +105,6 @@ class PPO:
             self.policy,
             self.critic,
             (options.policy_learning_rate or options.learning_rate, options.learning_rate),
-            options.num_steps * num_worlds,
             torch.Generator(self.device).manual_seed(permutation_seed),
             mirror if options.symmetry else None,
             co_training(options, self.policy, obs_sizes, action_size, self.device, co_seed),

@@ -30,7 +30,7 @@ class SurrogateOptions(CoOptions):
     """Passes over a batch by the clipped surrogate."""
 
     epochs: int = 4  # passes over the batch an update
-    minibatch_size: int | None = None  # transitions (on each rank); null: a quarter of the batch
+    minibatch_size: int | None = None  # transitions, or chunks (on each rank); null: a quarter of the batch
     learning_rate: float = 1e-3
     desired_kl: float | None = 0.01  # the policy's learning rate follows it; null: fixed rate
     clip: float = 0.2  # of the probability ratio
@@ -90,7 +90,6 @@ class Surrogate:
         policy: what is learned; its parameters become views of one.
         critic: learned beside it, if there is one.
         rates: the first learning rates of policy and critic.
-        batch: transitions of a batch, for the number of minibatches.
         generator: of permutations, on the policy's device.
         mirror: half of the transitions of each pass are seen in it.
         co: imitated at every gradient step, if there is anything.
@@ -104,7 +103,6 @@ class Surrogate:
         policy: Policy,
         critic: Critic | None,
         rates: tuple[float, ...],
-        batch: int,
         generator: torch.Generator,
         mirror: Symmetry | None = None,
         co: CoTraining | None = None,
@@ -115,7 +113,6 @@ class Surrogate:
         self.device, self.generator = generator.device, generator
         self.value_coef, self.critic_warmup, self.co = value_coef, critic_warmup, co
         self.updates = 0
-        self.num_minibatches = 4 if options.minibatch_size is None else -(-batch // options.minibatch_size)
         self._mirror: Symmetry = {
             name: (index.to(self.device), sign.to(self.device)) for name, (index, sign) in (mirror or {}).items()
         }
@@ -142,10 +139,11 @@ class Surrogate:
         """
         history: list[Tensor] = []
         names: tuple[str, ...] = ()
+        count = self._minibatches(len(batch["valid"]))
         for _ in range(self.options.epochs):
             order = torch.randperm(len(batch["valid"]), generator=self.generator, device=self.device)
             shown = self._half_mirrored(batch)
-            for index in order.tensor_split(self.num_minibatches):
+            for index in order.tensor_split(count):
                 metrics = self._learn(shown, index, threads)
                 names = tuple(metrics)
                 history.append(torch.stack(list(metrics.values())))
@@ -154,7 +152,7 @@ class Surrogate:
         self.updates += 1
         if self.options.desired_kl is not None and self.updates > self.critic_warmup:
             # once an update, from its last pass: how far the policy moved in all; single minibatches are too noisy
-            moved = rows[-self.num_minibatches :, names.index("kl")].mean()
+            moved = rows[-count:, names.index("kl")].mean()
             self.learning_rate.copy_(adapted_rate(self.learning_rate, moved, self.options.desired_kl, RATE_BOUNDS))
         if not bool(rows.isfinite().all()):
             bad = [name for name, x in metrics.items() if not bool(x.isfinite())]
@@ -163,6 +161,15 @@ class Surrogate:
                 "resume from the last checkpoint with a lower algo.learning_rate"
             )
         return metrics | {"lr": self.learning_rate.clone()}
+
+    def _minibatches(self, transitions: int) -> int:
+        """How many there are, on every rank alike: of chunks, or with groups left out, ranks have different numbers."""
+        if self.options.minibatch_size is None:
+            return 4
+        ranks = rank_count()
+        if ranks > 1:
+            transitions = int(sum_over_ranks(torch.tensor(transitions, device=self.device)))
+        return max(1, -(-transitions // (ranks * self.options.minibatch_size)))
 
     def _half_mirrored(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch with a random half of its transitions seen in the mirror; `own` are the other valid ones.
