@@ -285,7 +285,7 @@ def test_what_serves_arms_alone_refuses_them(spec: PolicySpec) -> None:
 # -- export --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["hover", "track", "locomotion"])
+@pytest.fixture(scope="module", params=["hover", "track", "locomotion", "traverse"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any, Path]:
     """A configuration, a small random policy of its task, and the file it was exported to, by way of a checkpoint."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
