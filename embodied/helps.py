@@ -29,7 +29,7 @@ CONFIGURED = """
 
 RUN_KEYS = """
   task=         what to learn; `embodied tasks` lists them           robot=franka
-  sampler=      how resets are drawn (success_guided)                policy=mlp|flow  algo=ppo|sft
+  sampler=      how resets are drawn (success_guided)                policy=mlp|flow|diffusion  algo=ppo|grpo|hiors|sft
   task.* robot.* sampler.* policy.* algo.*      options of the above, shown by --cfg job
 
   sim.num_worlds=1024       worlds in parallel       sim.engine=cpu  sim.threads=0 (every core)

@@ -10,11 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from embodied.policies.denoising import (
+    FREQUENCIES,
+    Schedule,
+    check_options,
+    denoise,
+    log_density,
+    mean_where,
+    normalised,
+    statistics,
+    time_features,
+)
 from embodied.policies.gaussian import group_size
 from embodied.policies.networks import check_mlp, mlp
 from embodied.policies.normaliser import RunningNormaliser
@@ -23,16 +34,6 @@ from embodied.spec.protocols import Obs, Score, Step
 from embodied.spec.registry import register
 
 METHODS = ("sde", "cps", "noise")
-FREQUENCIES = 4  # pairs of sine and cosine that tell the network the time
-
-
-class Schedule(NamedTuple):
-    """Of each denoising step [K]: its time, the weights of what is taken for action and noise, and the standard deviation."""
-
-    time: Tensor
-    action: Tensor
-    noise: Tensor
-    std: Tensor
 
 
 def schedule(method: str, steps: int, level: float) -> Schedule:
@@ -137,16 +138,14 @@ class FlowPolicy(nn.Module):
         if options.method not in METHODS:
             raise BadInput(f"policy.method={options.method}: {nearest(options.method, METHODS)}")
         low_high = options.noise_std
-        checks = (
+        checks: tuple[tuple[str, bool, str], ...] = (
             ("horizon", options.horizon >= 1, "at least 1"),
             ("execute", 1 <= options.execute <= options.horizon, f"1 to policy.horizon={options.horizon}"),
             ("steps", options.steps >= 2, "at least 2"),
             ("noise", 0 < options.noise <= (1.0 if options.method == "cps" else 10.0), "above 0, at most 1 for cps, else 10"),
             ("noise_std", len(low_high) == 2 and 0 < low_high[0] < low_high[1], "[low, high] with 0 < low < high"),
         )
-        for name, good, expected in checks:
-            if not good:
-                raise BadInput(f"policy.{name}={getattr(options, name)}: expected {expected}")
+        check_options(options, checks)
 
     @torch.no_grad()
     def begin_at(self, action: float) -> None:
@@ -162,8 +161,7 @@ class FlowPolicy(nn.Module):
 
     def inputs(self, seen: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """What the networks get, of normalised observations [M, D], x_t [M, H A] and times [M]."""
-        angle = time[:, None] * (math.pi * 2.0 ** torch.arange(FREQUENCIES, device=time.device))
-        return torch.cat([seen, x, angle.sin(), angle.cos()], -1)
+        return torch.cat([seen, x, time_features(time)], -1)
 
     def velocity(self, seen: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Of the chain [M, H A]; see `inputs`."""
@@ -175,7 +173,7 @@ class FlowPolicy(nn.Module):
         inputs = self.inputs(seen, x, time)
         v, at = self.network(inputs), time[:, None]
         # of a time, action, noise and standard deviation, as in `Schedule`
-        _, w_action, w_noise, std = torch.where(noisy, self.noisy[:, step], self.ode[:, step])[..., None]
+        _, w_action, w_noise, std = torch.where(noisy, self.noisy[:, step], self.ode[:, step])[..., None].unbind()
         mean = w_action * (x - at * v) + w_noise * (x + (1.0 - at) * v)
         if self.options.method != "noise":
             return mean, std.expand_as(mean)
@@ -192,18 +190,17 @@ class FlowPolicy(nn.Module):
         count, device = len(seen), seen.device
         x = torch.randn(count, self.width, generator=self.generator, device=device)
         index = self._draw_index(count)
-        chain = [x]
-        for k in range(self.options.steps):
-            step = torch.full((count,), k, device=device)
-            noisy = torch.zeros_like(step, dtype=torch.bool) if deterministic else (index == k) | (index < 0)
-            x, std = self.transition(seen, x, step, noisy)
-            if not deterministic:
-                x = x + std * torch.randn(x.shape, generator=self.generator, device=device)
-            chain.append(x)
-        trace = {"chain": torch.stack(chain, 1), "index": index}
+        chain = denoise(self.transition, seen, x, index, self.options.steps, None if deterministic else self.generator)
+        trace = {"chain": chain, "index": index}
         log_prob = torch.zeros(count, device=device) if deterministic else self._log_prob(seen, **trace)
-        chunk = x.view(count, self.horizon, self.action_size)
+        chunk = chain[:, -1].view(count, self.horizon, self.action_size)
         return Step(self.action_mean + self.action_std * chunk, log_prob, trace, carry)
+
+    def chunk(self, obs: Obs, noise: Tensor) -> Tensor:
+        """The chunk [N, H, A] at the end of the chain that has no noise in its steps, from `noise` [N, H A]."""
+        seen, index = self.normaliser(obs["policy"]), torch.zeros_like(noise[:, 0], dtype=torch.int64)
+        chain = denoise(self.transition, seen, noise, index, self.options.steps, None)
+        return self.action_mean + self.action_std * chain[:, -1].unflatten(1, (self.horizon, self.action_size))
 
     def _draw_index(self, count: int) -> Tensor:
         device = self.action_mean.device
@@ -231,8 +228,7 @@ class FlowPolicy(nn.Module):
             rows, step = torch.arange(count, device=chain.device), index
             before, after = chain[rows, index], chain[rows, index + 1]
         mean, std = self.transition(seen, before, step, torch.ones_like(step, dtype=torch.bool))
-        terms = -0.5 * ((after - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
-        terms = terms.reshape(count, self.width * (steps if self.options.method == "noise" else 1))
+        terms = log_density(after, mean, std).reshape(count, self.width * (steps if self.options.method == "noise" else 1))
         return terms.mean(1) if self.options.mean_log_prob else terms.sum(1)
 
     # -- imitating ---------------------------------------------------------------------------------------------------
@@ -246,21 +242,21 @@ class FlowPolicy(nn.Module):
             mask: bool [M, H], false behind the end of an episode, where actions may hold anything.
         """
         count = len(action)
-        kept = mask.repeat_interleave(self.action_size, 1)
-        clean = torch.where(kept, ((action - self.action_mean) / self.action_std).reshape(count, self.width), 0.0)
+        clean, kept = normalised(action, mask, self.action_mean, self.action_std)
         noise = torch.randn(clean.shape, generator=self.generator, device=clean.device)
         time = torch.rand(count, generator=self.generator, device=clean.device)
         x = time[:, None] * noise + (1.0 - time[:, None]) * clean
         error = (self.velocity(self.normaliser(obs["policy"]), x, time) - (noise - clean)).square()
-        return torch.where(kept, error, 0.0).sum() / kept.sum().clamp(min=1)
+        return mean_where(kept, error)
 
     @torch.no_grad()
     def take_statistics(self, obs: Obs, action: Tensor) -> None:
         """Normalise by demonstrations from now on, also under RL: observations of M moments, actions [L, A]."""
         seen = obs["policy"]
         self.normaliser.update(seen, torch.ones(len(seen), dtype=torch.bool, device=seen.device))
-        self.action_mean.copy_(action.mean(0))
-        self.action_std.copy_(action.std(0).clamp(min=1e-3))
+        mean, std = statistics(action)
+        self.action_mean.copy_(mean)
+        self.action_std.copy_(std)
         self.frozen.fill_(True)
 
     def update_normaliser(self, obs: Obs, mask: Tensor) -> None:

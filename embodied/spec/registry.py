@@ -37,6 +37,7 @@ BUILTIN_MODULES = (
     "embodied.sim.tasks.flight",
     "embodied.sim.tasks.locomotion",
     "embodied.sim.tasks.traverse",
+    "embodied.policies.diffusion",
     "embodied.policies.flow",
     "embodied.policies.gaussian",
     "embodied.algos.ppo",
