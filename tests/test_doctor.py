@@ -220,6 +220,8 @@ def test_bad_words_are_those_of_train(capsys):
     assert "did you mean 'sim.num_worlds'?" in capsys.readouterr().err
     assert cli.main(["doctor", "task=assembly", "sim.engine=warp"]) == 2
     assert capsys.readouterr().err == "error: sim.engine=warp: memory can be predicted with sim.engine=cpu only\n"
+    assert cli.main(["doctor", "task=assembly", "algo=grpo"]) == 2
+    assert capsys.readouterr().err == "error: algo=grpo: memory can be predicted with algo=ppo only\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only without one")
@@ -233,5 +235,3 @@ def test_a_build_that_fails_is_named():
     config["robot"]["name"] = "absent"
     with pytest.raises(Fault, match=r"a build with 256 worlds failed.*absent"):
         memory.predict(config)
-    assert cli.main(["doctor", "task=assembly", "algo=grpo"]) == 2
-    assert capsys.readouterr().err == "error: algo=grpo: memory can be predicted with algo=ppo only\n"
