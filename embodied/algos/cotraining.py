@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from embodied.algos.windows import SUCCESS, Windows, check_folder
 from embodied.data.lerobot import read
-from embodied.spec.errors import BadInput
-from embodied.spec.protocols import Policy
+from embodied.spec.errors import BadInput, Fault
+from embodied.spec.protocols import Obs, Policy
 
 
 @dataclass
@@ -79,3 +79,32 @@ def co_training(
     if not options.co_data:
         return None
     return CoTraining(options, policy, (obs_sizes["policy"], action_size), device, seed)
+
+
+def imitate(
+    policy: Policy,
+    optimiser: torch.optim.Optimizer,
+    draw: Callable[[], tuple[Obs, Tensor, Tensor]],
+    updates: int,
+    max_grad_norm: float,
+    co: CoTraining | None,
+) -> dict[str, Tensor]:
+    """Take gradient steps on what `draw` gives, the arguments of `Policy.imitate`, and on `co` beside it; means of the figures.
+
+    Raises:
+        Fault: the loss is not finite.
+    """
+    history = []
+    for _ in range(updates):
+        loss = policy.imitate(*draw())
+        if co is not None:
+            loss = loss + co.options.co_weight * co.loss()
+        optimiser.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+        optimiser.step()
+        history.append(torch.stack([loss.detach(), norm]))
+    loss, norm = torch.stack(history).mean(0)
+    if not bool(loss.isfinite()):
+        raise Fault("the loss is not finite: resume from the last checkpoint with a lower algo.learning_rate")
+    return {"imitation": loss, "grad_norm": norm}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from embodied.algos.chunks import ChunkQueue
-from embodied.algos.cotraining import CoOptions, co_training
+from embodied.algos.cotraining import CoOptions, co_training, imitate
 from embodied.algos.windows import Windows
-from embodied.spec.errors import BadInput, Fault
+from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Obs, Policy, Symmetry
 from embodied.spec.ranks import rank_count
 from embodied.spec.registry import register
@@ -178,21 +178,13 @@ class HiORS:
         return metrics | self._learn(among) if len(among) and not self._waiting else metrics
 
     def _learn(self, among: Tensor) -> dict[str, Tensor]:
-        history = []
-        for _ in range(self.options.updates):
-            drawn = torch.randint(len(among), (self.options.batch_size,), generator=self.generator, device=self.device)
-            loss = self.policy.imitate(*self.kept.at(among[drawn]))
-            if self.co is not None:
-                loss = loss + self.options.co_weight * self.co.loss()
-            self.optimiser.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.options.max_grad_norm)
-            self.optimiser.step()
-            history.append(torch.stack([loss.detach(), norm]))
-        loss, norm = torch.stack(history).mean(0)
-        if not bool(loss.isfinite()):
-            raise Fault("the loss is not finite: resume from the last checkpoint with a lower algo.learning_rate")
-        return {"imitation": loss, "grad_norm": norm}
+        options = self.options
+
+        def draw() -> tuple[Obs, Tensor, Tensor]:
+            drawn = torch.randint(len(among), (options.batch_size,), generator=self.generator, device=self.device)
+            return self.kept.at(among[drawn])
+
+        return imitate(self.policy, self.optimiser, draw, options.updates, options.max_grad_norm, self.co)
 
     def state_dict(self) -> dict[str, Any]:
         """All that continuing exactly needs, as tensors and plain data: what was kept included."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algos.cotraining import CoOptions, co_training
+from embodied.algos.cotraining import CoOptions, co_training, imitate
 from embodied.algos.windows import Windows, check_folder
 from embodied.data.lerobot import read
-from embodied.spec.errors import BadInput, Fault
+from embodied.spec.errors import BadInput
 from embodied.spec.protocols import Obs, Policy, Symmetry
 from embodied.spec.ranks import rank_count
 from embodied.spec.registry import register
@@ -115,20 +115,12 @@ class SFT:
         Raises:
             Fault: the loss is not finite.
         """
-        history = []
-        for _ in range(self.options.updates):
-            loss = self.policy.imitate(*self.windows.draw(self.options.batch_size, self.generator))
-            if self.co is not None:
-                loss = loss + self.options.co_weight * self.co.loss()
-            self.optimiser.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.options.max_grad_norm)
-            self.optimiser.step()
-            history.append(torch.stack([loss.detach(), norm]))
-        loss, norm = torch.stack(history).mean(0)
-        if not bool(loss.isfinite()):
-            raise Fault("the loss is not finite: resume from the last checkpoint with a lower algo.learning_rate")
-        return {"imitation": loss, "grad_norm": norm}
+        options = self.options
+
+        def draw() -> tuple[Obs, Tensor, Tensor]:
+            return self.windows.draw(options.batch_size, self.generator)
+
+        return imitate(self.policy, self.optimiser, draw, options.updates, options.max_grad_norm, self.co)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next but the data, which is read again."""
